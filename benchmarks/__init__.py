@@ -1,4 +1,4 @@
-"""Compares this package's loss scaling with optimizers without loss scaling and with other libraries' loss scaling.
+"""Benchmarks that compare this package's loss scaling with no loss scaling and with other libraries' loss scaling.
 
 Run the benchmarks with `python -m benchmarks`.
 """

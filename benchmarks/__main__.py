@@ -5,7 +5,8 @@
 Four terms identify a measurement: what is measured (such as "step" or "tracing"), a mode (such as "eager"), an
 optimizer family and a workload. A repeated measurement replaces its earlier row in docs/performance.json. At the end,
 the tables and the plot in docs/performance.md are updated. `--missing` skips the measurements that
-docs/performance.json already contains. `--missing SINCE` skips only those taken at or after the UTC time SINCE.
+docs/performance.json already contains. `--missing SINCE` skips only measurements that were taken at or after the UTC
+time SINCE.
 
 Run the measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
 `--only "^[^,]+, (?!mirrored)"` selects the others.

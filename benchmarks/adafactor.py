@@ -77,8 +77,8 @@ def torch_contender(shapes):
 def measure(steps, repetitions):
     """Time the step functions, and return two dictionaries, whose keys are the names of the optimizers.
 
-    The first dictionary contains the median time of each optimizer's step, in seconds. The second contains the median
-    ratio of the time of this package's Adafactor to the optimizer's time.
+    The first dictionary contains the median time of each optimizer's step, in seconds. The second contains a ratio for
+    each optimizer: the time of this package's Adafactor divided by the optimizer's time, as the median over the rounds.
     """
     for step in steps.values():
         for _ in range(3):

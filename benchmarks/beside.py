@@ -56,7 +56,7 @@ def _steps(workload: str) -> dict[str, Callable[[], object]]:
 
 
 def first_calls(family: str, workload: str) -> dict[str, float]:
-    """Time the first call to a step function, with and without this package's wrapper, in milliseconds.
+    """Return how many milliseconds the first call to a step function takes, with and without this package's wrapper.
 
     Each call runs in a fresh process. Its time includes tracing and compilation.
     """
@@ -70,7 +70,7 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 
 
 def first_call(family: str, workload: str, name: str) -> float:
-    """Time the first call to a step function, in milliseconds.
+    """Return how many milliseconds the first call to a step function takes.
 
     A smaller step runs first, so the time does not include loading libraries.
     """

@@ -46,7 +46,7 @@ def in_turns(
 
 
 def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
-    """Return, for each function, the median over all rounds of its time divided by the time of the `to` function.
+    """Return each function's time divided by the time of the `to` function, as the median over the rounds.
 
     Each ratio is computed for two clocks. `processor` is the processor time of this process on all cores; other
     processes hardly affect it. `wall` is wall-clock time; it is meaningful only on an otherwise idle machine.

@@ -77,7 +77,7 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Return the names of a family's contenders. The first contender has no loss scaling."""
+    """Return the names of an optimizer family's contenders. The first contender has no loss scaling."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]

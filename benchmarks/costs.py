@@ -87,7 +87,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Time `import tf_lossscale` and a subsequent `import tensorflow`. Return each median over several processes."""
+    """Time `import tf_lossscale` and a subsequent `import tensorflow`. Return the medians over several processes."""
     pairs = [apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}

@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables in docs/performance.md by name. A table without measurements is replaced by `UNMEASURED`."""
+    """Return a dictionary of the tables in docs/performance.md. A table without measurements is `UNMEASURED`."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),

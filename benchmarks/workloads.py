@@ -43,7 +43,7 @@ def variables(workload: str) -> list[tf.Variable]:
 
 
 def gradients(workload: str) -> list:
-    """Return one random gradient for each variable of a workload."""
+    """Return one random gradient for each variable in a workload."""
     if workload != SPARSE:
         return [tf.random.stateless_normal(shape, [i, 1]) for i, shape in enumerate(shapes(workload))]
     rows = 4096

@@ -92,7 +92,7 @@ def train(strategy, steps, directory, dies_at=None):
 
 
 def say(line):
-    """Print a line in a single write, so that the lines of several processes do not mix."""
+    """Print a line in a single write, so that lines from several processes do not interleave."""
     print(line + "\n", end="", flush=True)
 
 

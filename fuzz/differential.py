@@ -5,9 +5,10 @@
 The other optimizers, called originals, come from tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each original
 runs in a separate process. TensorFlow 2.4 and 2.8 run in the virtual environments that `make record` creates.
 
-A program is a random sequence of training steps. Mirrored programs train on two virtual CPUs under MirroredStrategy. A
-program fails if this package's results differ from an original's, unless a row in docs/differences.md describes the
-difference. A program that fails is shrunk and printed. The exit code is 1 if a program failed; otherwise it is 0.
+A program is a random sequence of training steps. Programs in the "mirrored" mode train on two virtual CPUs under
+MirroredStrategy. A program fails if this package's results differ from an original's, unless a row in
+docs/differences.md describes the difference. A program that fails is shrunk and printed. The exit code is 1 if a
+program failed; otherwise it is 0.
 """
 
 import argparse
@@ -71,7 +72,7 @@ ORIGINALS = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A step after which this package's loss scale optimizer and another one have different states."""
+    """A step after which this package's optimizer and another library's optimizer have different states."""
 
     original: Original
     program: Any
@@ -116,9 +117,8 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
         and d.only_here_skipped
     ),
     "`get_unscaled_gradients`": lambda d: d.original.family != "keras3" and d.scale_is_too_large,
-    # The smallest nonzero gradients in a program are 2**-4. TensorFlow's graph optimizer may reorder products, so that
-    # such a gradient is divided by the scale before it is multiplied by the scale. If the scale is above 2**122, the
-    # quotient underflows to zero.
+    # The smallest nonzero gradients in a program are 2**-4. TensorFlow's graph optimizer may divide such a gradient by
+    # the scale before multiplying it by the scale. If the scale is above 2**122, the quotient underflows to zero.
     "a small gradient under a scale near 2**127, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
         and d.program.mode != "eager"
@@ -177,7 +177,7 @@ def ours(original, program, gradients):
 
 
 def compare(original, run_original, program):
-    """Run a program with this package's loss scale optimizer and with an original, and compare all states.
+    """Run a program with this package's loss scale optimizer and with another one, and compare the states.
 
     Args:
         original: the Original to compare with.
@@ -264,7 +264,7 @@ def _children(names):
 
 
 def _some_programs(seed, original, child, counts, deadline):
-    """Compare the results of some programs. If two results differ, return a description of the failed program."""
+    """Compare the results of some programs. If two results differ, return a description; otherwise return None."""
 
     def check(program):
         tf.keras.backend.clear_session()

@@ -37,7 +37,7 @@ def failure(strategy, check, seed, deadline):
         deadline: a time on the `time.monotonic` clock. Only shrinking a failed program may continue after the deadline.
 
     Returns:
-        None if no program fails; otherwise a pair of the last part of the traceback and the shrunk program.
+        None if no program fails. Otherwise a pair: the end of the traceback, and the shrunk program.
     """
     failed = []
 

@@ -59,7 +59,7 @@ def assert_whole(name, kind, directory, surely, what):
 
 
 def killed_train_command(random, directory):
-    """Kill `tf-lossscale train` while it saves. A run with `--resume` must end like an uninterrupted run."""
+    """Kill `tf-lossscale train` while it saves. `--resume` must then give the same result as an uninterrupted run."""
     options = ["--steps", "6", "--no-compare", "--out", f"{directory}/run"]
     assert children.run(saves.train_command, f"{directory}/run", options, 2) == 130
     resume = ["--resume", *options[2:]]
@@ -126,7 +126,7 @@ def _limit_files(most, directory):
 
 
 def full_file_system(random, directory):
-    """Train and save on a file system of 2 MB that fills up."""
+    """Train and save on a 2 MB file system that fills up."""
     name, kind = _a_format(random)
     disk = pathlib.Path(directory, "disk")
     disk.mkdir()

@@ -70,7 +70,7 @@ class Fit(Whole):
 class Probability(Whole):
     """Runs a program with `tf_lossscale.probability.minimize`.
 
-    The loss scale is compared after every step, the variable only after the last step.
+    The loss scale is compared after every step. The variable is compared only after the last step.
     """
 
     def __init__(self, program):

@@ -38,8 +38,8 @@ def _keras3():
     return keras
 
 
-#: Maps the name of each other loss scale optimizer to a function that returns the module of the inner optimizers and
-#: the class of the loss scale optimizer.
+#: Maps the name of a loss scale optimizer to a function that returns the module of the inner optimizers and the class
+#: of the loss scale optimizer.
 ORIGINALS = {
     "tensorflow": lambda: (tf.keras.optimizers, tf.keras.mixed_precision.LossScaleOptimizer),
     "tf_keras_legacy": lambda: (_tf_keras().optimizers.legacy, _tf_keras().mixed_precision.LossScaleOptimizer),
@@ -74,7 +74,7 @@ class Running(Loops):
             inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else sgd
             optimizer = wrapper(inner, **arguments(program.rules))
             variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
-            # Create the slots before the first step, because some loss scale optimizers create none in a skipped step.
+            # Create the slots before the first step, because some optimizers create no slots in a skipped step.
             build = getattr(optimizer, "build", None) or optimizer._create_all_weights
             build(variables)
         super().__init__(program, variables, optimizer, strategy)
@@ -83,7 +83,7 @@ class Running(Loops):
         return self._gradients[self._taken]
 
     def states(self, directory):
-        """Take the steps. Yield the state after each step, or the class of the error that ends the program."""
+        """Take the program's steps. Yield the state after each step, or the class of the error that ends the run."""
         for step in self.program.steps:
             try:
                 note = self.between(step.before, directory)
@@ -95,7 +95,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Save and restore the state, halve the learning rate, or create another optimizer from the config."""
+        """Save and restore the state, halve the learning rate, or use the optimizer's config; see `Step.before`."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)

@@ -106,7 +106,8 @@ class Program:
     steps: tuple[Step, ...] = (Step(),)
     #: The `steps_per_execution` argument of Keras's `compile`.
     at_once: int = 1
-    #: The optimizer's `ema_overwrite_frequency` argument. 0 means never, and None means that there are no averages.
+    #: The optimizer's `ema_overwrite_frequency` argument. 0 means never, and None means that there are no moving
+    #: averages.
     ema: int | None = None
     #: The `jit_compile` argument of `LossScaleOptimizer`.
     jit_compile: bool = False

@@ -86,14 +86,14 @@ def _loops(draw, program, of=None):
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        # Clipping by the norm squares the scaled gradients, which may overflow.
+        # Clipping by the norm squares the scaled gradients, and the squares may overflow.
         scaled=tuple(name for name in scaled if name != "clip_by_norm"),
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        # A Sonnet optimizer assigns slots by the order of the variables, which must therefore not change.
+        # A Sonnet optimizer assigns slots by the order of the variables, so this order must not change.
         backwards=program["family"] != "sonnet" and draw(st.booleans()),
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
@@ -101,7 +101,7 @@ def _loops(draw, program, of=None):
 
 @st.composite
 def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
-    """Generate random training programs of at most `most_steps` steps."""
+    """Generate random training programs with at most `most_steps` steps."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     modes = [mode for mode in modes if mode != "mirrored" or program["family"] != "sonnet"]
     program["mode"] = draw(st.sampled_from(modes))

@@ -1,4 +1,4 @@
-"""Compiles optimizer steps with XLA, for eager mode, tf.functions and replicas, and caches the compiled steps."""
+"""Compiles optimizer steps with XLA, in eager mode and in tf.functions, and caches the compiled steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class CompiledSteps:
             reads: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's error messages contain the function's name.
             *arguments: example arguments with which the function is traced: tensors, lists of tensors, or None.
-            ignored: names of attributes in `reads`. The function sets these attributes before it reads them.
+            ignored: names of attributes in `reads` that may differ between calls, because the function sets them before
+                it reads them.
 
         Returns:
             A compiled function with the same arguments. If `function` cannot be compiled, or if later calls to the
@@ -95,7 +96,7 @@ class CompiledSteps:
                 return None
         if after == key:
             return traced
-        # If the key is longer after tracing, tracing has filled a cache and the next trace may succeed. Nothing is
+        # If tracing has made the key longer, tracing has filled a cache and the next trace may succeed. Nothing is
         # logged in this case.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
@@ -166,7 +167,7 @@ def _with_xla(function: Callable[..., Any]) -> Any:
 
 
 def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
-    """Return why a step with these gradients cannot be compiled as one function. If there is no reason, return None.
+    """Return why a step with these gradients cannot be compiled as one function. If it can be compiled, return None.
 
     >>> obstacle([tf.constant([1.0])], [tf.Variable([1.0])]) is None
     True

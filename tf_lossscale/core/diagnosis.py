@@ -26,7 +26,8 @@ class Diagnosis(Variables):
 
     def __init__(self) -> None:
         super().__init__(name="diagnosis")
-        # Each item describes one table of counts. It is a tuple of variable names, one name for each row.
+        # A list with an item for each table of counts. An item is a tuple of variable names, one for each row of the
+        # table.
         self.__dict__["_tables"] = []
 
     #: An int64 scalar variable: the number of steps, including skipped ones.
@@ -41,8 +42,8 @@ class Diagnosis(Variables):
             names: the names of the trained variables.
         """
         if names not in self._tables:
-            # All replicas evaluate this condition before any of them creates a table, so either all or none call
-            # `once`.
+            # All replicas look for the table before any of them creates it, so either all or none of them call
+            # `replicas.once`.
             replicas.once(lambda: self._make(names))
 
     def record(

@@ -1,4 +1,4 @@
-"""Counts, at regular intervals, how many values of each gradient have each binary exponent. Runs on the device."""
+"""Counts, at regular intervals and on the device, how many values of each gradient have each binary exponent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Exponents(Variables):
         super().__init__(name="exponents")
         self.__dict__.update(
             every=every,
-            # Each item describes one table of counts. It is a tuple of variable names, one name for each row.
+            # A list with an item for each table of counts. An item is a tuple of variable names, one for each row of
+            # the table.
             _tables=[],
             # Maps the number of each replica to cached values of `steps` and `following`. The cache is used only while
             # no graph can change these variables.
@@ -104,7 +105,7 @@ class Exponents(Variables):
         return [*done, *operations(self.steps.assign(step))]
 
     def counts_next(self) -> bool:
-        """Return whether the gradients of the next step may be counted.
+        """Return whether the next step might count gradients.
 
         In a graph or a cross-replica context, always return True.
         """
@@ -115,7 +116,7 @@ class Exponents(Variables):
 
     def count_next(self) -> None:
         """Count the gradients of the next step, even if the interval has not passed."""
-        # Before the first step there is no variable to assign to. The first step is counted in any case.
+        # Before the first step, the variable does not exist. The first step is counted in any case.
         if "following" not in self._all():
             return
         if tf.compat.v1.executing_eagerly_outside_functions():

@@ -110,7 +110,7 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
         tensor: any tensor.
 
     Returns:
-        The same values; in eager mode the same object.
+        A tensor with the same values. In eager mode, the same object.
     """
     if tf.executing_eagerly():
         return tensor

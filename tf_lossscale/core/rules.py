@@ -166,9 +166,9 @@ class Rules:
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
 
 
-#: The rules that LossScaleOptimizer accepts as keyword arguments, with their defaults. `growth_steps` is missing,
-#: because LossScaleOptimizer calls it `dynamic_growth_steps`, as TensorFlow does. `finite_step_resets` is missing,
-#: because it is for TensorFlow 1 only.
+#: The rules that LossScaleOptimizer accepts as keyword arguments, with their defaults. `growth_steps` is omitted,
+#: because LossScaleOptimizer calls it `dynamic_growth_steps`, as TensorFlow does. `finite_step_resets` is omitted,
+#: because only TensorFlow 1's loss scales use it.
 KEYWORDS = {
     field.name: field.default
     for field in dataclasses.fields(Rules)

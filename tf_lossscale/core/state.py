@@ -48,8 +48,8 @@ class LossScale(Variables):
     512.0
     """
 
-    #: Whether a step may be skipped. If False, every step is applied, whatever its gradients, and `check` and `move`
-    #: are not called.
+    #: Whether a step may be skipped. If False, every step is applied, whatever the gradients are, and `check` and
+    #: `move` are not called.
     may_skip = False
     #: Whether `check` and `move` also receive the norm of all gradients, as the `norm` keyword argument.
     uses_norm = False

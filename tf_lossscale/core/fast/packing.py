@@ -85,7 +85,7 @@ def in_stacks(tensors: Sequence[Any]) -> list[Any]:
 
 
 def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor]:
-    """Return the tensors in a stack, and note for each tensor that it was in this stack.
+    """Split a stack into its tensors, and note on each tensor which stack it was in.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
     [[1.0], [2.0]]
@@ -282,7 +282,7 @@ def _depends_on(operation: Any, other: Any) -> bool:
 
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks, and note where large gradients come from; see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks, and note the scaled values of large gradients; see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
     # Without a barrier, the graph optimizer would replace division by a constant scale with multiplication by the
     # scale's reciprocal.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-#: Maps each trick to a description: what the trick does, and the time or memory of a step without it
+#: Maps each trick to a description: what the trick does, and the time or memory of a step without the trick
 #: (docs/performance.md, "What each trick gains"). Times are relative to a step with all tricks.
 TRICKS = {
     "stacks": "one operation for all small gradients of a shape: 1.09 to 1.17 for 200 x 1k",
