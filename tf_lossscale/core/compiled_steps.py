@@ -126,22 +126,13 @@ def _drop(compiled_steps: weakref.ref[CompiledSteps], key: tuple[Any, ...], dead
 
 
 class StepToCompile(NamedTuple):
-    """What XLA needs to compile a step as one function: the objects that the step reads, and a cache of compiled steps.
-
-    >>> step = StepToCompile(CompiledSteps(), "double")
-    >>> step.compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
-    4.0
-    """
+    """What `CompiledSteps.compile` needs to know about an optimizer's step."""
 
     compiled_steps: CompiledSteps
     #: All Python objects that the step reads, except its arguments.
     reads: Any
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()
-
-    def compile(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Compile a function with XLA; see `CompiledSteps.compile`."""
-        return self.compiled_steps.compile(self.reads, function, *arguments, ignored=self.ignored)
 
 
 def joined(steps: Sequence[StepToCompile | None]) -> StepToCompile | None:
