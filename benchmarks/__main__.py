@@ -9,7 +9,7 @@ docs/performance.json already contains. `--missing SINCE` skips only measurement
 time SINCE.
 
 Run the measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
-`--only "^[^,]+, (?!mirrored)"` selects the others.
+`--only "^[^,]+, (?!mirrored)"` selects all other measurements.
 """
 
 import argparse

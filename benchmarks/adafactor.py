@@ -111,7 +111,7 @@ def main(arguments=None):
     torch = [TORCH] if importlib.util.find_spec("torch") else []
     names = [*MAKERS, *torch]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}\n")
-    print(f"| parameters | mode | {' | '.join(names)} | tf-lossscale's time to Keras 3's |")
+    print(f"| parameters | mode | {' | '.join(names)} | time of tf-lossscale : Keras 3's |")
     print("|---|---|" + "---|" * (len(names) + 1))
     rows, states = [], {}
     for workload in arguments.workloads:
@@ -124,7 +124,7 @@ def main(arguments=None):
             rows.append({"workload": workload, "mode": mode, "seconds": seconds, "ratios": ratios})
             cells = " | ".join(f"{1000 * seconds[name]:.1f} ms" for name in names)
             print(f"| {workload} | {mode} | {cells} | {ratios[PEER]:.2f} |", flush=True)
-    print(f"\n| parameters | their bytes | state: {' | '.join(names)} |")
+    print(f"\n| parameters | size | state: {' | '.join(names)} |")
     print("|---|---|" + "---|" * len(names))
     for workload, sizes in states.items():
         own = sum(4 * tf.TensorShape(shape).num_elements() for shape in WORKLOADS[workload])

@@ -1,4 +1,4 @@
-"""Interleaved timing: each round calls every function once, so that all are timed under the same machine load."""
+"""Interleaved timing: each round calls every function once, so that all functions are timed under the same load."""
 
 import dataclasses
 import os

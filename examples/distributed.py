@@ -102,7 +102,7 @@ def power(scale):
 
 
 def start_workers(count, arguments):
-    """Run this program in several processes that find each other through TF_CONFIG. Return whether all succeeded."""
+    """Run this program in several processes connected through TF_CONFIG. Return whether all of them succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -117,7 +117,7 @@ def start_workers(count, arguments):
     try:
         while any(worker.poll() is None for worker in workers):
             if any(worker.poll() for worker in workers):
-                # If a worker has failed, stop the others, because they would wait for it forever.
+                # If a worker has failed, stop the other workers, because they would wait for the failed worker forever.
                 return False
             time.sleep(0.1)
         return not any(worker.returncode for worker in workers)
@@ -150,7 +150,7 @@ def main():
             if not start_workers(options.workers, [*arguments, "--dies-at", str(options.steps * 2 // 3 + 5)]):
                 say("a worker died: restarting all workers")
                 if not start_workers(options.workers, arguments):
-                    sys.exit("a worker died once more")
+                    sys.exit("a worker died again")
         else:
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

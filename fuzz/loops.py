@@ -17,7 +17,7 @@ class Loops:
         program: a Program.
         variables: the variables to train.
         optimizer: the loss scale optimizer.
-        strategy: a strategy with two replicas, or None.
+        strategy: a strategy with two replicas. None means that no strategy is used.
     """
 
     # Whether to call `apply(gradients, variables)` instead of `apply_gradients`.

@@ -80,8 +80,8 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
         elif _is_variable(kind):  # type: ignore[arg-type]
             identified.append(value)
             found += (kind, id(value))
-            # A Keras 3 variable wraps a TensorFlow variable. The wrapped variable may be replaced, so it is in the key
-            # as well.
+            # A Keras 3 variable wraps a TensorFlow variable. The wrapped variable may be replaced, so the key also
+            # contains the wrapped variable's id.
             if "_value" in vars(value):
                 waiting.append((path, value._value))
         elif isinstance(value, type):

@@ -85,8 +85,8 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
     Args:
         predicate: bool scalar.
-        function: called with a float32 scalar tensor of value 1. XLA does not know the value, so it cannot move
-            products with this tensor out of the loop.
+        function: a function that is called with a float32 scalar tensor of value 1. XLA does not know the value, so it
+            cannot move products with this tensor out of the loop.
         otherwise: the tensor to return if the predicate is false. It has the same shape and dtype as the result of
             `function`.
     """

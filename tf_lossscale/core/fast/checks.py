@@ -126,7 +126,7 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
         # bound for a parallel sum is slightly higher. A limit of a quarter of the float16 maximum is therefore safe.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
     # If the sum of squares is finite, all absolute values are below 3e19, so the sums of rows with the same index are
-    # finite as well.
+    # also finite.
     return tf.nn.l2_loss(values)
 
 
