@@ -35,7 +35,7 @@ def rules(draw):
 class Model:
     """Executes the algorithm that the class docstring states, on NumPy's float32."""
 
-    _, _, after = Rules.__doc__.partition("a test executes these lines::\n\n")
+    _, _, after = Rules.__doc__.partition("A test executes these lines::\n\n")
     algorithm = compile(textwrap.dedent(after.partition("\n\n")[0]), "the docstring of Rules", "exec")
 
     def __init__(self, rules, scale):
