@@ -29,10 +29,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     """
     attributes = vars(layer)
     # tf_keras layers that wrap a single operation, such as TFOpLambda, set `call` on the instance. Keep that function.
-    own = attributes.get("call")
-    if hasattr(own, _OWN):
-        own = getattr(own, _OWN)
-    attributes.pop("call", None)
+    own = attributes.pop("call", None)
+    own = getattr(own, _OWN, own)
     if own is not None:
         attributes["call"] = own
     if inputs is None and outputs is None:

@@ -84,7 +84,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             losses = []
             for index, batch in enumerate(batches()):
                 every.on_train_batch_begin(index)
-                losses.append(float(step(_inputs_of(cell, batch))))
+                losses.append(float(step(*_inputs_of(cell, batch))))
                 every.on_train_batch_end(index, {"loss": losses[-1]})
                 if model.stop_training:
                     break
@@ -118,14 +118,16 @@ def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
     return keras.Sequential([] if backbone is None else [backbone])
 
 
-def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[Any, ...]], Any]:
+def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]:
     """Return a function that takes one training step with a batch on all replicas, and returns the loss."""
-    strategy = cell.strategy
-    if strategy is None:
-        return lambda inputs: _loss_of(cell(*inputs))
 
     def in_replica(*inputs: Any) -> Any:
-        return _loss_of(cell(*inputs))
+        outputs = cell(*inputs)
+        return tf.reduce_mean(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
+
+    strategy = cell.strategy
+    if strategy is None:
+        return in_replica
 
     def on_all(training: Any, *inputs: Any) -> Any:
         # `training` is unused, because the network stores its own mode. The argument makes tf.function trace each mode
@@ -140,11 +142,7 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[An
         return strategy.reduce(operation, losses, axis=None)
 
     function = tf.function(on_all)
-    return lambda inputs: function(getattr(cell.network, "training", None), *inputs)
-
-
-def _loss_of(outputs: Any) -> Any:
-    return tf.reduce_mean(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
+    return lambda *inputs: function(getattr(cell.network, "training", None), *inputs)
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
