@@ -50,15 +50,15 @@ def hint(error: BaseException) -> str | None:
     elif _is_of_an_optimizer_of_another_keras(error):
         found = _MIXES_KERAS
     elif isinstance(error, RuntimeError) and "Attempting to capture an EagerTensor" in str(error):
-        return _DEVICES_FIRST
+        found = _DEVICES_FIRST
     else:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
         found = _KERAS_2
     if found is not _KERAS_2 or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true"):
         return found
-    imported = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
-    return _IMPORTS_KERAS if imported.partition(".")[0] == "keras" else None
+    imports_keras = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "keras"
+    return _IMPORTS_KERAS if imports_keras else None
 
 
 def _of_attribute(error: AttributeError) -> str | None:

@@ -90,9 +90,7 @@ class Policies:
 
         The loss scale is a LossScale or "dynamic". It is "dynamic" if the library's own functions set the policy.
         """
-        policy = self._library.global_policy()
-        if policy is self._last_set[0]:
-            policy = self._last_set[1]
+        policy = self.global_policy()
         if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:
             return "dynamic"
         return policy.loss_scale

@@ -58,9 +58,7 @@ class DividingRules(Rules):
 
 
 def values_to_check(gradients: Any) -> Iterator[Any]:
-    """Yield the tensors to check for overflow in a nested structure of gradients.
-
-    Rows of IndexedSlices with the same index are summed before the check.
+    """Yield the tensors and IndexedSlices to check for overflow in a nested structure of gradients.
 
     >>> [t.numpy().tolist() for t in values_to_check([None, tf.constant(1.0)])]
     [1.0]
@@ -70,14 +68,10 @@ def values_to_check(gradients: Any) -> Iterator[Any]:
             its leaves are per-replica values.
 
     Yields:
-        Tensors.
+        Tensors and IndexedSlices.
     """
     for gradient in tf.nest.flatten(gradients):
         if gradient is None:
             continue
         for local in tf.distribute.get_strategy().experimental_local_results(gradient):
-            if isinstance(local, tf.IndexedSlices):
-                rows, positions = tf.unique(tf.reshape(local.indices, [-1]))
-                yield tf.math.unsorted_segment_sum(local.values, positions, tf.size(rows))
-            else:
-                yield tf.convert_to_tensor(local)
+            yield local if isinstance(local, tf.IndexedSlices) else tf.convert_to_tensor(local)

@@ -104,13 +104,11 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         )
         return 130
 
-    runs = [scaled]
     try:
-        if compare:
-            runs = [Run(setup, settings) for setup in SETUPS[:-1]] + runs
-            for each in runs[:-1]:
-                _take_steps(each, digits, settings)
-        report.print_table(runs, digits.test, settings)
+        others = [Run(setup, settings) for setup in SETUPS[:-1]] if compare else []
+        for each in others:
+            _take_steps(each, digits, settings)
+        report.print_table([*others, scaled], digits.test, settings)
     finally:
         if unsaved:
             saved.save(scaled, settings, out)
@@ -152,8 +150,7 @@ def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
 def _say_what_is_replaced(out: pathlib.Path) -> None:
     from tf_lossscale.training import saved
 
-    if not (out / saved.STATE).exists():
-        return
+    # `read` raises a ValueError if the folder contains no run that can be resumed.
     with contextlib.suppress(ValueError):
         settings, state = saved.read(out)
         if len(state["history"]) < settings.steps:
