@@ -256,7 +256,10 @@ def test_the_exponents_of_the_gradients_are_saved_and_a_run_of_an_older_version_
     assert [record["step"] for record in state_of(out)["exponents"]] == [6]
 
 
-@pytest.mark.parametrize("state", ["", "[]", "{}", '{"settings": {"lr": 1}, "history": []}'])
+NO_CHECKPOINT = '{"settings": {}, "history": []}'
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"settings": {"lr": 1}, "history": []}', NO_CHECKPOINT])
 def test_a_damaged_state_is_said_and_left_as_it_is(tmp_path, capsys, state):
     (tmp_path / "state.json").write_text(state)
     assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2

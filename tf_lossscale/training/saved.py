@@ -100,11 +100,14 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     if not path.exists():
         raise ValueError(f"nothing to resume: {path} does not exist. Start a run without --resume.")
     try:
-        state = json.loads(path.read_text())
-        state["history"] = [Record(*record) for record in state["history"]]
-        # Older versions wrote this file without the key "exponents".
-        state["exponents"] = [from_record(record) for record in state.get("exponents", [])]
-        return Settings(**state["settings"]), state
+        written = json.loads(path.read_text())
+        state = {
+            "checkpoint": written["checkpoint"],
+            "history": [Record(*record) for record in written["history"]],
+            # Older versions wrote this file without the key "exponents".
+            "exponents": [from_record(record) for record in written.get("exponents", [])],
+        }
+        return Settings(**written["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged, or tf-lossscale train did not write it. Start a run without --resume."
