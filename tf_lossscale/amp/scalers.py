@@ -107,7 +107,7 @@ class StaticLossScaler(tf.Module):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A loss scaler whose scale is divided after an overflow and multiplied after a window of finite steps.
+    """A loss scaler whose scale is lowered after an overflow, and raised after several finite steps in a row.
 
     >>> scaler = DynamicLossScaler(scale_value=64, scale_factor=2, scale_window=3)
     >>> scaler.adjust(tf.constant(False))

@@ -9,7 +9,7 @@
 | `increment_period` | truncated to an int, even a string | the same | the same | the same |
 | `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
 | `tf.contrib`: overflows before a finite step | still count | - | - | still count |
-| `tf.contrib`: gradients of None, iterators | errors | - | - | accepted |
+| `tf.contrib`: gradients that are None, or an iterator | errors | - | - | accepted |
 | fixed scale, non-finite gradients | applied | applied | applied | applied |
 """
 
@@ -26,8 +26,8 @@ from tf_lossscale.core.rules import Rules
 class DividingRules(Rules):
     """TensorFlow's rules for the scale: it is multiplied by `multiplier` to grow, and divided by it after an overflow.
 
-    In a graph, the scale is multiplied by the reciprocal instead of divided, because TensorFlow's graph optimizer
-    replaces the division in the same way.
+    In a graph, the scale is multiplied by the reciprocal of `multiplier` instead, because TensorFlow's graph optimizer
+    replaces the division in the same way. The last bit of the scale may therefore differ from eager mode.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -51,8 +51,6 @@ class DividingRules(Rules):
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         multiplier = tf.constant(self.growth_factor, tf.float32)
-        # TensorFlow's loss scale divides, but in a graph TensorFlow's graph optimizer replaces the division with a
-        # multiplication by the reciprocal. The last bit of the scale may therefore differ from eager mode.
         lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
         return tf.maximum(lower, self.min_scale)
 

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale train`, which shows its progress, saves a checkpoint on Ctrl-C and can be resumed."""
+"""The `tf-lossscale train` subcommand, which shows its progress, saves a checkpoint on Ctrl-C and can be resumed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         if unsaved:
             saved.save(scaled, settings, out)
         print(
-            f"stopped after {len(scaled.history)} of {settings.steps} steps. Go on with: "
+            f"stopped after {len(scaled.history)} of {settings.steps} steps. To continue, run: "
             f"tf-lossscale train --resume --out {out}"
         )
         return 130
@@ -142,7 +142,7 @@ def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
     try:
         saved.save(run, settings, out)
     except OSError as error:
-        print(f"tf-lossscale train: {error} The end of this command tries once more.", file=sys.stderr)
+        print(f"tf-lossscale train: {error} The command will try again when it ends.", file=sys.stderr)
         return error
     return None
 
@@ -156,7 +156,7 @@ def _say_what_is_replaced(out: pathlib.Path) -> None:
         if len(state["history"]) < settings.steps:
             print(
                 f"{out} holds a run that was stopped after {len(state['history'])} of {settings.steps} steps, which "
-                "--resume would go on with. This run will replace it."
+                "--resume would continue. This run will replace it."
             )
 
 
