@@ -31,7 +31,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -72,12 +72,18 @@ class _Call:
 
 
 class _Thread(threading.local):
-    """The records that belong to a single thread."""
-
     #: The number of nested calls to complete steps, such as `minimize`, that the thread is executing.
     whole_steps = 0
-    #: The factor by which this thread most recently multiplied a loss.
-    factor: tf.Tensor | None = None
+
+
+class Decision(NamedTuple):
+    """Whether the gradients passed to an update are scaled, and where the update takes place."""
+
+    scaled: bool
+    #: The functions being traced, innermost first, or eager mode.
+    places: list[Any]
+    #: Whether a function is being traced, and the decision was made from calls outside this function.
+    depends_on_other_functions: bool = False
 
 
 class Contract:
@@ -85,10 +91,12 @@ class Contract:
 
     >>> contract = Contract()
     >>> contract.called("scale_loss")
-    >>> contract.takes_scaled([tf.constant(8.0)])
+    >>> decision = contract.decide([tf.constant(8.0)])
+    >>> decision.scaled
     True
+    >>> contract.record(decision)
     >>> contract.called("get_unscaled_gradients")
-    >>> contract.takes_scaled([tf.constant(2.0)])
+    >>> contract.decide([tf.constant(2.0)]).scaled
     False
     """
 
@@ -150,10 +158,10 @@ class Contract:
         finally:
             self._thread.whole_steps -= 1
 
-    # The answers. -----------------------------------------------------------------------------------------------
+    # The decisions. ---------------------------------------------------------------------------------------------
 
-    def takes_scaled(self, gradients: Iterable[Any]) -> bool:
-        """Return whether the gradients passed to `apply_gradients` are scaled. Must be called once for each update.
+    def decide(self, gradients: Iterable[Any]) -> Decision:
+        """Decide whether the gradients passed to `apply_gradients` are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
@@ -161,12 +169,12 @@ class Contract:
         Raises:
             RuntimeError: the calls so far contradict each other.
         """
-        scaled = self._takes_scaled(gradients, _APPLY_GRADIENTS, otherwise=False)
+        decision = self._decide(gradients, _APPLY_GRADIENTS, otherwise=False)
         self._warn_of_forgotten_calls()
-        return scaled
+        return decision
 
-    def apply_takes_scaled(self, gradients: Iterable[Any], may_be_unscaled: bool) -> bool:
-        """Return whether the gradients passed to `apply` are scaled. Must be called once for each update.
+    def decide_for_apply(self, gradients: Iterable[Any], may_be_unscaled: bool) -> Decision:
+        """Decide whether the gradients passed to `apply` are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
@@ -177,35 +185,43 @@ class Contract:
                 other.
         """
         if may_be_unscaled:
-            scaled = self._takes_scaled(gradients, _APPLY, otherwise=True)
+            decision = self._decide(gradients, _APPLY, otherwise=True)
         else:
-            scaled = True
-            self._require_not_unscaled(gradients)
-        if scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
+            decision = Decision(True, _enclosing_functions())
+            self._require_not_unscaled(gradients, decision.places)
+        if decision.scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
                 "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
                 "gradients that are not scaled, use apply_gradients()."
             )
-        return scaled
+        return decision
 
-    def _takes_scaled(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> bool:
+    def record(self, decision: Decision) -> None:
+        """Record an update. A step that raised an error is not recorded, so it can be repeated.
+
+        Args:
+            decision: the decision for the update.
+        """
         with self._lock:
-            places = _enclosing_functions()
+            if decision.depends_on_other_functions:
+                self._answers_kept.add(decision.scaled)
+            for call in self._calls_in(decision.places):
+                call.followed_in.add(threading.current_thread())
+
+    def _decide(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
+        places = _enclosing_functions()
+        with self._lock:
             some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
-            if len(answers) > 1 or (True in answers and some_unscaled):
-                raise RuntimeError(
-                    "Cannot tell whether these gradients are scaled: both scale_loss() and "
-                    "get_unscaled_gradients() (or get_scaled_loss()) were called for this optimizer in other "
-                    "functions, threads or steps, or more than one update follows one scale_loss(). "
-                    f"{_TWO_WAYS_OUT}"
-                )
-            answer = answers.pop() if answers else otherwise
-            if not in_same_function and places != [_EAGER]:
-                self._answers_kept.add(answer)
-            self._use_calls(places)
-            return answer
+        if len(answers) > 1 or (True in answers and some_unscaled):
+            raise RuntimeError(
+                "Cannot tell whether these gradients are scaled: both scale_loss() and get_unscaled_gradients() (or "
+                "get_scaled_loss()) were called for this optimizer in other functions, threads or steps, or more than "
+                f"one update follows one scale_loss(). {_TWO_WAYS_OUT}"
+            )
+        answer = answers.pop() if answers else otherwise
+        return Decision(answer, places, not in_same_function and places != [_EAGER])
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return what earlier method calls imply, and whether they were made in the innermost function being traced.
@@ -227,7 +243,7 @@ class Contract:
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
-    def _require_not_unscaled(self, gradients: Iterable[Any]) -> None:
+    def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
         The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
@@ -238,18 +254,17 @@ class Contract:
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
         may_be_unscaled = False
-        thread, places = threading.current_thread(), _enclosing_functions()
-        with self._lock:
-            if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
+        thread = threading.current_thread()
+        if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
+            with self._lock:
                 calls, _ = self._deciding_calls(places, lambda call: thread not in call.followed_in)
                 unscaled = bool(calls) and not any(_LEAVES_SCALED[call.method] for call in calls)
                 may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in calls or self._calls_in(places))
-            if unscaled:
-                raise RuntimeError(
-                    "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
-                    f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
-                )
-            self._use_calls(places)
+        if unscaled:
+            raise RuntimeError(
+                "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
+                f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
+            )
         if may_be_unscaled and self._called & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
@@ -289,27 +304,12 @@ class Contract:
                 found += calls.values()
         return found
 
-    def _use_calls(self, places: list[Any]) -> None:
-        for call in self._calls_in(places):
-            call.followed_in.add(threading.current_thread())
-
     def _forget_ended_threads(self) -> None:
         calls = self._calls.get(_EAGER, {})
         for thread in [thread for thread in calls if not thread.is_alive()]:
             call = calls.pop(thread)
             if not call.followed_in:
                 self._unused_in_ended_threads.add(call.method)
-
-    # The factor of the loss, where another worker may move the scale in the middle of a step. -------------------
-
-    def remember_factor(self, factor: tf.Tensor) -> None:
-        """Store the factor by which this thread multiplied the loss."""
-        self._thread.factor = factor
-
-    def remembered_factor(self) -> tf.Tensor | None:
-        """Return the factor that this thread stored. If it was stored in a different graph or mode, return None."""
-        factor = self._thread.factor
-        return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
 
@@ -412,7 +412,3 @@ def _enclosing_functions() -> list[Any]:
             found.append(graph)
         graph = getattr(graph, "outer_graph", None)
     return found or [_EAGER]
-
-
-def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
