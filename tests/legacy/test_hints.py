@@ -32,7 +32,10 @@ KERAS_2 = "TF_USE_LEGACY_KERAS=1"
         ("tf.square(keras.Input((2,)))", KERAS_2),
         ("from keras.engine import base_layer", KERAS_2),
         ("importlib.import_module('tensorflow.python.keras.engine.gone')", KERAS_2),
-        ("from tensorflow.python.training.gone import slot", "tensorflow.python.training.gone is a private TensorFlow name"),
+        (
+            "from tensorflow.python.training.gone import slot",
+            "tensorflow.python.training.gone is a private TensorFlow name",
+        ),
         ("from tensorflow.python.ops import gone_ops", "tensorflow.python.ops.gone_ops is a private TensorFlow name"),
         ("keras.Sequential().compile(tf_keras.optimizers.SGD())", "not from the same Keras"),
         ("keras.Sequential().compile(wrap(tf_keras.optimizers.SGD()))", "not from the same Keras"),
