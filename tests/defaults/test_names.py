@@ -14,7 +14,7 @@ NOT_BY_USERS = set().union(*rows.CALLED_BY.values())
 
 # Case -> the warning that its code asks for in a process that has made sessions and traced steps before.
 ASKED_FOR = {
-    "legacy.enable_mixed_precision_graph_rewrite": "A Session was made before enable_mixed_precision_graph_rewrite",
+    "legacy.enable_mixed_precision_graph_rewrite": "A Session was created before enable_mixed_precision_graph_rewrite",
     "optimizers.register_optimizer_step_post_hook": "A step hook was registered after a tf.function",
     "optimizers.register_optimizer_step_pre_hook": "A step hook was registered after a tf.function",
 }

@@ -144,5 +144,5 @@ def test_sessions_that_were_made_before_are_warned_of_and_no_others(enable, capl
             with tf.Graph().as_default(), tf.compat.v1.Session():
                 pass
         enable(train.GradientDescentOptimizer(0.1))
-        assert ("A Session was made before" in caplog.text) is exists
+        assert ("A Session was created before" in caplog.text) is exists
         legacy.disable_mixed_precision_graph_rewrite()

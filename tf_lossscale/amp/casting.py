@@ -14,7 +14,9 @@ _HALF = (tf.float16, tf.bfloat16)
 
 
 def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None, only_mixed: bool = False) -> None:
-    """Cast the floating-point tensors that a layer's `call` takes or returns. This replaces the layer's previous casts.
+    """Make a layer cast the floating-point tensors that its `call` takes or returns.
+
+    The new casts replace those of an earlier call to `set_casts`.
 
     >>> layer = tf.keras.layers.Dense(1, dtype="mixed_float16")
     >>> set_casts(layer, outputs="float32")
@@ -29,10 +31,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     """
     attributes = vars(layer)
     # tf_keras layers that wrap a single operation, such as TFOpLambda, set `call` on the instance. Keep that function.
-    own = attributes.get("call")
-    if hasattr(own, _OWN):
-        own = getattr(own, _OWN)
-    attributes.pop("call", None)
+    own = attributes.pop("call", None)
+    own = getattr(own, _OWN, own)
     if own is not None:
         attributes["call"] = own
     if inputs is None and outputs is None:
@@ -49,8 +49,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     attributes["call"] = types.MethodType(call, layer)
 
 
-# The casting `call` has this attribute. It stores the previous `call` of the instance, or None if only the class
-# defined `call`.
+# An attribute of the function that `set_casts` stores as a layer's `call`. The attribute contains the `call` that was
+# set on the layer before, or None if the layer only had its class's method.
 _OWN = "_tf_lossscale_own"
 
 
@@ -85,7 +85,7 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Cast half-precision tensors to float32, in which losses are computed.
+    """Cast half-precision tensors to float32, the dtype in which losses are computed.
 
     >>> [each.dtype.name for each in in_float32([tf.constant(1.0, tf.float16), tf.constant(1)])]
     ['float32', 'int32']
@@ -101,7 +101,9 @@ def in_float32(outputs: Any) -> Any:
 
 @contextlib.contextmanager
 def naming_the_layer(level: str) -> Iterator[None]:
-    """Add the layer and the remedy to errors about mixed dtypes. Call the model inside this context manager.
+    """Add the layer's name and a remedy to error messages about mixed dtypes.
+
+    Call the model inside this context manager.
 
     >>> with naming_the_layer("O2"):
     ...     tf.ones(1)
@@ -130,7 +132,8 @@ def naming_the_layer(level: str) -> Iterator[None]:
         ) from error
 
 
-# TensorFlow's error messages for an operation whose inputs have different dtypes, in a graph and in eager mode.
+# Matches TensorFlow's two error messages for an operation whose inputs have different dtypes. The first is raised in
+# graphs, the second in eager mode.
 _MIXED = re.compile(
     r"Input '\w+' of '\w+' Op has type \w+ that does not match type \w+ of argument '\w+'"
     r"|cannot compute \w+ as input #\d+\(zero-based\) was expected to be a \w+ tensor but is a \w+ tensor"

@@ -46,12 +46,12 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             created in the scope of a strategy, each replica calls it with a part of the batch.
         epochs: number of passes over the data.
         dataset: an iterable of batches, each a tuple of the cell's inputs.
-        callbacks: callbacks of the library `keras`. Their attribute `model` is the Keras model that the cell trains,
-            with the cell's optimizer. The logs of a batch contain the loss of the step, and the logs of an epoch
-            contain the mean loss of its steps. Under a strategy, the loss of a step is the mean of the replicas'
-            losses. If a Keras 3 loss has already divided them by the number of replicas, the loss of a step is their
-            sum.
-        keras: the module `keras` or `tf_keras`.
+        callbacks: callbacks from the library that is passed as `keras`. Their `model` attribute is the Keras model that
+            the cell trains, with the cell's optimizer. The logs of a batch contain the loss of the step, and the logs
+            of an epoch contain the mean loss of its steps. Under a strategy, the loss of a step is the mean of the
+            replicas' losses. It is their sum if Keras 3 has already divided each replica's loss by the number of
+            replicas.
+        keras: the `keras` or `tf_keras` module.
         verbose: as in Keras's `fit`.
 
     Returns:
@@ -84,7 +84,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
             losses = []
             for index, batch in enumerate(batches()):
                 every.on_train_batch_begin(index)
-                losses.append(float(step(_inputs_of(cell, batch))))
+                losses.append(float(step(*_inputs_of(cell, batch))))
                 every.on_train_batch_end(index, {"loss": losses[-1]})
                 if model.stop_training:
                     break
@@ -118,33 +118,31 @@ def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
     return keras.Sequential([] if backbone is None else [backbone])
 
 
-def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[[tuple[Any, ...]], Any]:
+def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]:
     """Return a function that takes one training step with a batch on all replicas, and returns the loss."""
-    strategy = cell.strategy
-    if strategy is None:
-        return lambda inputs: _loss_of(cell(*inputs))
 
     def in_replica(*inputs: Any) -> Any:
-        return _loss_of(cell(*inputs))
+        outputs = cell(*inputs)
+        return tf.reduce_mean(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
+
+    strategy = cell.strategy
+    if strategy is None:
+        return in_replica
 
     def on_all(training: Any, *inputs: Any) -> Any:
-        # `training` is unused, because the network stores its own mode. The argument makes tf.function trace each mode
-        # separately.
+        # This function does not read `training`, because the network stores whether it is in training mode. The
+        # argument makes tf.function trace training and inference separately.
         del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # `divided` is filled only while a loss is traced. A loss that is itself a tf.function is traced only once, so
-        # an earlier result is kept.
+        # `divided` can become true only while a loss function is being traced. A loss function that is itself a
+        # tf.function is traced only once, so `divides_loss` stays true after that trace.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
 
     function = tf.function(on_all)
-    return lambda inputs: function(getattr(cell.network, "training", None), *inputs)
-
-
-def _loss_of(outputs: Any) -> Any:
-    return tf.reduce_mean(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
+    return lambda *inputs: function(getattr(cell.network, "training", None), *inputs)
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
@@ -165,10 +163,10 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
         )
     if isinstance(dataset, (tuple, dict)) or tf.is_tensor(dataset) or isinstance(dataset, np.ndarray):
         raise ValueError(
-            f"`train_dataset` must yield batches, but got a {type(dataset).__name__}. For arrays pass "
+            f"`train_dataset` must yield batches, but got a {type(dataset).__name__}. For arrays, pass "
             "tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
         )
-    # Lists, and Keras's classes Sequence and PyDataset, have a length and can be indexed.
+    # Lists and Keras's `Sequence` and `PyDataset` objects have a length and can be indexed.
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return lambda: _items(dataset), len(dataset)
     return lambda: dataset, None
@@ -181,7 +179,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
-    """Return a batch as arguments for the cell. Raise an error if the cell takes a different number of arguments."""
+    """Return a batch as a tuple of arguments for the cell. Raise an error if the cell takes more or fewer arguments."""
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
     takes: Any = cell.network if is_own else cell.construct

@@ -77,7 +77,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     Args:
         model: a Keras model (Keras 3 or tf_keras), built or not.
         amp_level: "O0", "O1", "O2", "O3" or "auto".
-        dtype: the half-precision dtype: "float16", "bfloat16", or the TensorFlow or NumPy dtype.
+        dtype: the half-precision dtype, float16 or bfloat16, as a string or as a TensorFlow or NumPy dtype.
 
     Returns:
         The same model. `print(dtype_table(model))` shows the result.
@@ -101,7 +101,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
                 set_casts(layer, outputs=None if in_half else dtype)
         elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
             _set(layer, dtype)
-            # A recurrent cell gets no casts, because the state that it returns is an input of its next step.
+            # A recurrent cell gets no casts, because the state that it returns is an input to its next step.
             is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
             if layer is decides and not is_cell:
                 set_casts(layer, inputs=dtype, outputs="float32")
@@ -136,7 +136,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
 
     Args:
         layer: a Keras layer or model (Keras 3 or tf_keras), built or not.
-        dtype: "float32", "float16", "bfloat16", or the TensorFlow or NumPy dtype. Variables stay float32.
+        dtype: float32, float16 or bfloat16, as a string or as a TensorFlow or NumPy dtype. Variables stay float32.
 
     Returns:
         The same layer.
@@ -148,7 +148,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
     dtype = _dtype(dtype, ("float32", *_HALF))
-    # This call raises a TypeError if `layer` is not a layer.
+    # This call raises a TypeError if `layer` is not a Keras layer.
     layers.layers_of(layer)
     known: Any = layer
     inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, known.name, layer))
@@ -211,7 +211,7 @@ def dtype_table(model: object) -> DtypeTable:
     )
 
 
-# `to_float` sets this attribute of a layer. Levels O1 and auto skip layers that have it.
+# `to_float` sets this attribute on a layer. Levels O1 and auto skip layers that have the attribute.
 _SET_BY_HAND = "_tf_lossscale_set_by_hand"
 
 
@@ -233,7 +233,7 @@ def _in_half(layer: Any, amp_level: str) -> bool:
 
 
 def _models(model: Any) -> Iterator[Any]:
-    """Yield each model and nested model that overrides `call`, because such a `call` may contain operations."""
+    """Yield the model and its nested models, except those whose `call` contains no operations of its own."""
     # The `call` of a Functional or Sequential model only passes tensors from layer to layer.
     graphs = [base for base in type(model).__mro__ if base.__name__ in ("Functional", "Sequential")]
     if not any(type(model).call is vars(base).get("call") for base in graphs):
@@ -247,7 +247,7 @@ def _models(model: Any) -> Iterator[Any]:
 _OWN_VARIABLES = ("_trainable_variables", "_trainable_weights")
 
 # A tuple (name, layer, deciding layer). The deciding layer is the layer itself or a layer that contains it. The type of
-# the deciding layer determines the dtype.
+# the deciding layer determines whether the layer computes in half precision.
 _Entry = tuple[str, Any, Any]
 
 

@@ -54,7 +54,7 @@ class FixedLossScaleManager(LossScaleManager):
         """
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
-        """Return the update cell for graphs. If `drop_overflow_update` is False, no cell is needed: return None."""
+        """Return an update cell for use in a graph. If `drop_overflow_update` is False, return None."""
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
     def as_loss_scale(self) -> LossScale:
@@ -65,7 +65,7 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class DynamicLossScaleManager(LossScaleManager):
-    """A manager whose loss scale is divided after an overflow and multiplied after a window of finite steps.
+    """A manager whose loss scale is lowered after an overflow, and raised after several finite steps in a row.
 
     >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
     >>> for overflow in (False, False, True):
@@ -145,7 +145,7 @@ class DynamicLossScaleManager(LossScaleManager):
         self.cur_iter += 1
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
-        """Return an update cell for graphs. It starts with the current scale."""
+        """Return an update cell for use in a graph. The cell starts with the current scale."""
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
     def as_loss_scale(self) -> LossScale:

@@ -1,4 +1,4 @@
-"""The class `Model`, which trains a network with mixed precision."""
+"""The `Model` class, which trains a network with mixed precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DYNAMIC = ("O2", "auto")
 
 
 class _OfTheLevel:
-    """The type of the default of `loss_scale_manager`. The default is not None, because None means no loss scale."""
+    """The type of `loss_scale_manager`'s default value. The default is not None, because None means no loss scale."""
 
     def __repr__(self) -> str:
         return "<that of the level>"
@@ -33,7 +33,9 @@ _OF_THE_LEVEL = _OfTheLevel()
 
 
 class Model:
-    """A network with its loss and optimizer, to train, evaluate and predict. The loss is computed in float32.
+    """A network, its loss and its optimizer, with methods for training, evaluation and prediction.
+
+    The loss is computed in float32.
 
     >>> import tensorflow as tf
     >>> network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -61,12 +63,12 @@ class Model:
             names of the metrics in the logs and in the result of `eval`. "loss" in a set has no effect, because `eval`
             always returns the loss.
         amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
-        loss_scale_manager: a manager of this package, or None for no loss scale. By default, levels O2 and auto use a
+        loss_scale_manager: a manager from this package, or None for no loss scale. By default, levels O2 and auto use a
             `DynamicLossScaleManager`, and the other levels use no loss scale.
         keep_batchnorm_fp32: whether normalization layers compute in float32 at levels O2 and O3. The default is True
             at O2 and False at O3.
-        diagnose: what the `LossScaleOptimizer` records: True for overflows, "exponents" for
-            `model.optimizer.precision_report()`.
+        diagnose: as in `LossScaleOptimizer`. True records which gradients overflow; "exponents" counts the gradients
+            by exponent, for `model.optimizer.precision_report()`.
 
     Raises:
         TypeError: the network is not a Keras model, the manager has no `as_loss_scale`, or `diagnose` has the wrong
@@ -138,7 +140,7 @@ class Model:
         if not isinstance(metrics, Mapping) or set(metrics) & set(getattr(self.network, "output_names", None) or ()):
             return metrics
         # Keras resolves names such as "accuracy" from the shapes of the data, and gives the metrics names of its own.
-        # `eval` therefore renames them.
+        # `eval` therefore renames the values that Keras returns.
         self._metric_names = {metric: name for name, metric in metrics.items() if metric in _OF_THE_SHAPES}
         keras = layers.layers_of(self.network)
         return [
@@ -161,8 +163,8 @@ class Model:
             train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.
-            callbacks: a monitor of this package, a Keras callback, or a list of them. With a training cell, their
-                `model.optimizer` is the cell's optimizer.
+            callbacks: a monitor from this package, a Keras callback, or a list of them. With a training cell, the
+                callbacks' `model.optimizer` is the cell's optimizer.
             verbose: as in `fit`.
             dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
 
@@ -222,7 +224,7 @@ class Model:
         return {self._metric_names.get(name, name): value for name, value in scores.items()}
 
     def predict(self, *predict_data: Any) -> Any:
-        """Return the network's outputs, in inference mode.
+        """Run the network in inference mode, and return its outputs.
 
         Args:
             *predict_data: one batch of the network's inputs.
@@ -290,7 +292,7 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:
-    """Return a metric with the given name. `metric` is a function, a name, or a metric object, which is renamed."""
+    """Return a metric called `name`. `metric` is a function, the name of a Keras metric, or an object to rename."""
     metrics = keras.library.metrics
     metric = metrics.get(metric)
     if not isinstance(metric, metrics.Metric):

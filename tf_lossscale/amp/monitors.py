@@ -49,10 +49,10 @@ class LossMonitor:
         return f"epoch: {epoch} step: {step}, loss is {loss:.6g}"
 
     def as_callback(self, keras: Any, optimizer: Optimizer | None = None, step_loss: Any = None) -> Any:
-        """Return the monitor as a callback of a Keras library.
+        """Return the monitor as a callback for a Keras library.
 
         Args:
-            keras: the module `keras` or `tf_keras`.
+            keras: the `keras` or `tf_keras` module.
             optimizer: the optimizer to report on; None for the model's optimizer.
             step_loss: a `StepLoss` that provides the loss. If it is None, the loss is read from Keras's logs, which
                 contain the mean over the epoch so far.

@@ -14,7 +14,7 @@ _METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_
 
 
 class LossScaleManager(abc.ABC):
-    """The base class of loss scale managers. To write your own rule, derive from it or from one of the managers.
+    """The base class of loss scale managers. To write your own rule, derive from this class or from a manager.
 
     >>> class Quartering(LossScaleManager):
     ...     scale = 64.0
@@ -60,7 +60,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether the manager's class overrides none of the `_METHODS` of `cls`."""
+        """Return whether the manager's class overrides none of the methods that `_METHODS` names and `cls` defines."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return False if a class overrides the Python rule but not the update cell, which then has an outdated rule."""
+    """Return False if a class overrides the Python rule but not the update cell, which then follows the old rule."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

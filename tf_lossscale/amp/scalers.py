@@ -38,7 +38,7 @@ def all_finite(inputs: Gradients | TensorLike) -> tf.Tensor:
     if not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes)):
         raise TypeError(f"`inputs` must be a list or tuple of tensors, but got: {inputs!r}.")
     structure = inputs if isinstance(inputs, Mapping) else list(inputs)
-    tensors = [_as_tensor("inputs", t) for t in tf.nest.flatten(structure) if t is not None]
+    tensors = [_as_tensor(t) for t in tf.nest.flatten(structure) if t is not None]
     return finite.all_finite([t for t in tensors if t.dtype.is_floating])
 
 
@@ -107,7 +107,7 @@ class StaticLossScaler(tf.Module):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A loss scaler whose scale is divided after an overflow and multiplied after a window of finite steps.
+    """A loss scaler whose scale is lowered after an overflow, and raised after several finite steps in a row.
 
     >>> scaler = DynamicLossScaler(scale_value=64, scale_factor=2, scale_window=3)
     >>> scaler.adjust(tf.constant(False))
@@ -154,25 +154,23 @@ class DynamicLossScaler(StaticLossScaler):
 
 def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
     def result(value: Any) -> Any:
-        tensor = _as_tensor("inputs", value)
+        tensor = _as_tensor(value)
         if not tensor.dtype.is_floating:
             raise TypeError(
                 f"`inputs` must be floating-point tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it "
                 "first."
             )
-        if isinstance(tensor, tf.IndexedSlices):
-            return tf.IndexedSlices(function(tensor.values), tensor.indices, tensor.dense_shape)
-        return function(tensor)
+        return scaling.over_values(function, tensor)
 
     # `map_structure` passes IndexedSlices to `result` as a whole. `result` scales their values and keeps their indices.
     return tf.nest.map_structure(result, inputs)
 
 
-def _as_tensor(name: str, value: Any) -> Any:
+def _as_tensor(value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return value
     if value is None or isinstance(value, (str, bytes)):
-        raise TypeError(f"`{name}` must be tensors, but got: {value!r}.")
+        raise TypeError(f"`inputs` must be tensors, but got: {value!r}.")
     return tf.convert_to_tensor(value)
 
 

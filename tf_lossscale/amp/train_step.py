@@ -65,8 +65,8 @@ class TrainOneStepCell:
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.
         self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-        #: Whether a Keras 3 loss divides the loss by the number of replicas. This attribute is set while the step is
-        #: traced.
+        #: Whether Keras 3 divides each replica's loss by the number of replicas. This attribute is set while the step
+        #: is being traced.
         self.divides_loss = False
         self._function = tf.function(self._construct)
 
@@ -80,7 +80,7 @@ class TrainOneStepCell:
 
     @property
     def sens(self) -> tf.Tensor:
-        """The current loss scale, a float32 scalar tensor. The constructor sets it."""
+        """The current loss scale, a float32 scalar tensor."""
         return self.optimizer.loss_scale
 
     def set_train(self, mode: bool = True) -> TrainOneStepCell:
@@ -166,8 +166,8 @@ class TrainOneStepCell:
         return loss
 
     def _construct(self, training: Any, *inputs: Any) -> Any:
-        # `training` is unused, because the network stores its own mode. The argument makes tf.function trace each mode
-        # separately.
+        # This method does not read `training`, because the network stores whether it is in training mode. The argument
+        # makes tf.function trace training and inference separately.
         del training
         return self.construct(*inputs)
 
@@ -207,7 +207,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
     Args:
         network: as in `TrainOneStepCell`.
         optimizer: as in `TrainOneStepCell`.
-        scale_sense: a manager or an update cell of this package, or a number or a tensor of one element for a fixed
+        scale_sense: a manager or an update cell from this package, or a number or a tensor of one element for a fixed
             scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:

@@ -45,7 +45,7 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return a loss scale object for a `LossScaleOptimizer`. It calls the methods of this manager."""
+        """Return a loss scale for `LossScaleOptimizer`. The loss scale calls this manager's methods."""
         return _Managed(self)
 
 
@@ -182,7 +182,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
 
 
 class LossScaleOptimizer(tf1.LossScaleOptimizer):
-    """Wraps a `tf.compat.v1.train.Optimizer` and scales the loss with the loss scale of a manager.
+    """Wraps a `tf.compat.v1.train.Optimizer` and scales the loss with a manager's loss scale.
 
     >>> manager = FixedLossScaleManager(8)
     >>> opt = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
@@ -193,7 +193,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
 
     Args:
         opt: a `tf.compat.v1.train.Optimizer`.
-        loss_scale_manager: a manager of this module, or an object with `get_loss_scale` and `update_loss_scale`.
+        loss_scale_manager: a manager from this module, or an object with `get_loss_scale` and `update_loss_scale`.
 
     Raises:
         TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or the manager lacks a method.
@@ -205,7 +205,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         for method in ("get_loss_scale", "update_loss_scale"):
             if not hasattr(loss_scale_manager, method):
                 raise TypeError(
-                    f"`loss_scale_manager` must have a method {method}(), but got: {loss_scale_manager!r}. "
+                    f"`loss_scale_manager` must have a {method}() method, but got: {loss_scale_manager!r}. "
                     "Derive it from tf_lossscale.legacy.LossScaleManager."
                 )
         given = loss_scale_manager

@@ -1,4 +1,4 @@
-"""The module `tf.keras.mixed_precision.experimental` of TensorFlow 1.15 and 2.0 to 2.8.
+"""The `tf.keras.mixed_precision.experimental` module, which TensorFlow 1.15 and 2.0 to 2.8 contain.
 
 `Policy`, `global_policy`, `set_policy` and `get_layer_policy` act on the Keras library that `tf.keras` refers to.
 
@@ -173,7 +173,7 @@ def _scale_from_newer(
 
 
 def __getattr__(name: str) -> Any:
-    # The class `Policy` depends on the Keras library that `tf.keras` refers to.
+    # The `Policy` class depends on the Keras library that `tf.keras` refers to.
     if name == "Policy":
         return _policies().Policy
     raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")

@@ -1,4 +1,7 @@
-"""The graph rewrite and its optimizer, from `tf.compat.v1.mixed_precision` and `tf.train.experimental`."""
+"""The mixed-precision graph rewrite, and the optimizer class that it uses.
+
+The names come from `tf.compat.v1.mixed_precision` and `tf.train.experimental`.
+"""
 
 from __future__ import annotations
 
@@ -102,13 +105,13 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _rewrite_graphs(enabled: bool) -> None:
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": enabled})
-    # A Session with its own ConfigProto ignores this option and reads a private flag of TensorFlow. Set the flag
+    # A Session with its own ConfigProto ignores this option and reads a private TensorFlow flag. Set the flag
     # directly, because the only public function that sets it also wraps an optimizer.
     from tensorflow.python.training.experimental import mixed_precision_global_state as sessions
 
     if enabled and sessions.non_mixed_precision_session_created():
         logging.warning(
-            "A Session was made before enable_mixed_precision_graph_rewrite was called: its graph is run as it is. "
-            "Call enable_mixed_precision_graph_rewrite before any Session is made."
+            "A Session was created before enable_mixed_precision_graph_rewrite was called, so its graph is not "
+            "rewritten. Call enable_mixed_precision_graph_rewrite before creating any Session."
         )
     sessions.set_mixed_precision_graph_rewrite_enabled(enabled)

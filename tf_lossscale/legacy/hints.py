@@ -12,12 +12,13 @@ _KERAS_2 = (
     "TF_USE_LEGACY_KERAS=1."
 )
 _IMPORTS_KERAS = (
-    "This program imports keras, which is Keras 3, whatever TF_USE_LEGACY_KERAS says. Put Keras 2 in its place before "
-    "anything else: import sys, tf_keras; sys.modules['keras'] = tf_keras."
+    "This program imports keras, which is Keras 3 even if TF_USE_LEGACY_KERAS=1 is set. Replace it with Keras 2 at the "
+    "start of the program: import sys, tf_keras; sys.modules['keras'] = tf_keras."
 )
 _MIXES_KERAS = (
-    "The model and the optimizer are not of the same Keras. Take both from tf.keras, or both from tf_keras. With the "
-    "environment variable TF_USE_LEGACY_KERAS=1 tf.keras is tf_keras, but `import keras` is Keras 3 all the same."
+    "The model and the optimizer are not from the same Keras library. Take both from tf.keras, or both from tf_keras. "
+    "If the environment variable TF_USE_LEGACY_KERAS=1 is set, tf.keras is tf_keras, but `import keras` still imports "
+    "Keras 3."
 )
 _ESTIMATOR = (
     "TensorFlow 2.16 removed tf.estimator. Run the program with TensorFlow 2.15 (pip install 'tensorflow==2.15.*'), or "
@@ -50,15 +51,15 @@ def hint(error: BaseException) -> str | None:
     elif _is_of_an_optimizer_of_another_keras(error):
         found = _MIXES_KERAS
     elif isinstance(error, RuntimeError) and "Attempting to capture an EagerTensor" in str(error):
-        return _DEVICES_FIRST
+        found = _DEVICES_FIRST
     else:
         found = None
     if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
         found = _KERAS_2
     if found is not _KERAS_2 or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true"):
         return found
-    imported = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
-    return _IMPORTS_KERAS if imported.partition(".")[0] == "keras" else None
+    imports_keras = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "keras"
+    return _IMPORTS_KERAS if imports_keras else None
 
 
 def _of_attribute(error: AttributeError) -> str | None:
@@ -69,7 +70,7 @@ def _of_attribute(error: AttributeError) -> str | None:
         return _of_module(owner.__name__, name)
     kind = type(owner)
     if name == "get_updates":
-        return f"{kind.__name__} cannot train in graph mode. Use an optimizer of tf_keras.optimizers.legacy."
+        return f"{kind.__name__} cannot train in graph mode. Use an optimizer from tf_keras.optimizers.legacy."
     if not kind.__module__.startswith("keras."):
         return None
     if kind.__name__ == "LossScaleOptimizer":
@@ -97,8 +98,8 @@ def _of_module(module: str, name: str) -> str | None:
         return _KERAS_2
     if module.startswith(("tensorflow.python", "tensorflow.core", "tensorflow_core")):
         return (
-            f"{f'{module}.{name}'.rstrip('.')} is a private name of TensorFlow, which has moved or is gone. Change the "
-            "program to a public name."
+            f"{f'{module}.{name}'.rstrip('.')} is a private TensorFlow name that has moved or no longer exists. "
+            "Change the program to use a public name."
         )
     tensorflow = sys.modules.get("tensorflow")
     if root == "tensorflow" and name and tensorflow is not None:
@@ -108,8 +109,8 @@ def _of_module(module: str, name: str) -> str | None:
         if hasattr(v1, name):
             old = f"{rest}.{name}".lstrip(".")
             return (
-                f"tf.{old} is a name of TensorFlow 1, and is now tf.compat.v1.{old}. For a program of TensorFlow 1, "
-                "replace `import tensorflow as tf` with `import tensorflow.compat.v1 as tf`, and call "
+                f"tf.{old} is a TensorFlow 1 name, and is now tf.compat.v1.{old}. In a TensorFlow 1 program, replace "
+                " `import tensorflow as tf` with `import tensorflow.compat.v1 as tf`, and call "
                 "tf.disable_v2_behavior() right after the imports."
             )
     return None

@@ -11,7 +11,7 @@ from tf_lossscale.legacy.patches import Patches
 
 
 class Installation:
-    """The return value of `install` and `wrap_in_compile`. As a context manager, it undoes the call at the block's end.
+    """The return value of `install` and `wrap_in_compile`. A `with` statement undoes the call at the end of its block.
 
     >>> with wrap_in_compile() as installation:
     ...     pass
@@ -45,7 +45,8 @@ class _Change:
     """A table of patches. They stay in effect until every public function that applied them has released them.
 
     Args:
-        table: the name of the module that defines the table `PLACES`. It imports TensorFlow, so it is imported late.
+        table: the name of the module that defines the `PLACES` table. The module is imported only when TensorFlow is
+            imported, because it uses TensorFlow.
     """
 
     def __init__(self, table: str):
@@ -54,7 +55,7 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Apply the patches for the public function `holder`. Return False if they are already applied for it."""
+        """Apply the patches on behalf of the public function `holder`. Return False if it has already applied them."""
         if holder in self._holders:
             return False
         if not self._holders:
@@ -86,7 +87,7 @@ def install() -> Installation:
 
     Call the function before or after `import tensorflow`, once or repeatedly. It also has the effect of
     `wrap_in_compile`, and changes nothing else. `uninstall()` removes the names. The table in
-    `tf_lossscale/legacy/patch_table.py` lists all of them.
+    `tf_lossscale/legacy/patch_table.py` lists all names.
 
     >>> import tensorflow as tf
     >>> with install():

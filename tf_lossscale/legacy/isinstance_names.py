@@ -1,4 +1,4 @@
-"""The base class of the old LossScaleOptimizers. Instances of each pass the `isinstance` checks of the others."""
+"""The base class of the old LossScaleOptimizer classes. Any instance passes `isinstance` checks against all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WrapperName(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Bypass the metaclass of tf_keras. It requires a positional argument, but old code may use keywords only.
+        # Bypass tf_keras's metaclass, which requires a positional argument. Old code may use only keywords.
         return type.__call__(cls, *args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -30,18 +30,18 @@ class WrapperName(type):
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):
-    """Base class of `LossScaleOptimizer` in the modules `experimental` and `stable`, with the old arguments."""
+    """Base class of the `LossScaleOptimizer` classes in `experimental` and `stable`, which accept the old arguments."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         inner, _, _ = inner_of(args, kwargs)
         return super().__new__(cls, inner)
 
     def _raise_if_strategy_unsupported(self) -> None:
-        """Do nothing, because every strategy is supported. Subclasses of TensorFlow's class use this method."""
+        """Do nothing, because every strategy is supported. Subclasses of TensorFlow's class call this method."""
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Split the arguments of a constructor into the inner optimizer, under any of its old names, and the rest.
+    """Split a constructor's arguments into the inner optimizer, which has several old names, and the other arguments.
 
     >>> inner_of((), {"opt": 1, "loss_scale": 8})
     (1, (), {'loss_scale': 8})

@@ -78,8 +78,8 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale = float("nan")
 
-    # A LossScaleOptimizer of this package calls `check`, then `record`. The old `update` method does the work of both,
-    # so `check` calls `update`.
+    # This package's LossScaleOptimizer calls `check`, then `record`. The old `update` method checks the gradients and
+    # changes the scale. `check` therefore calls `update`, and `record` only counts the step.
 
     def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
         del norm
@@ -248,7 +248,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
     2000
 
     Args:
-        identifier: "dynamic", a number, a LossScale, a manager of `tf_lossscale.amp` or of
+        identifier: "dynamic", a number, a LossScale, a manager from `tf_lossscale.amp` or
             `tf_lossscale.legacy.contrib`, a config dict with the keys "class_name" and "config", or None.
 
     Returns:

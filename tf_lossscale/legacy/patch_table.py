@@ -12,7 +12,7 @@
 | `tensorflow.python...`: private modules that programs import nevertheless | 1.14 and newer |
 
 An attribute such as `tf.keras` and an import statement may lead to two different module objects. Each name is put into
-both. The names that `compile` uses are in the table of `wrap_in_compile.py`.
+both. The names that `compile` uses are in the table in `wrap_in_compile.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes to modules of other libraries that can be undone."""
+"""Reversible changes to the modules of other libraries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class Patches:
                 self._make_importable(f"{module.__name__}.{name}", value)
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Replace a module in `sys.modules` with a copy that has new values. The module's functions see the old values.
+        """Replace a module in `sys.modules` with a copy that has new values.
+
+        The module's own functions still use the old values.
 
         Args:
             module: a private module of another library.

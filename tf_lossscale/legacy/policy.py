@@ -17,13 +17,13 @@ class Policies:
     """The policy functions of `tf.keras.mixed_precision.experimental`, for one Keras library.
 
     `set_policy` gives the Keras library a policy of the library's own class, so that models are saved as usual. This
-    object stores the loss scale of the global policy. `policies_of` creates it.
+    object stores the global policy's loss scale. To get the object for a Keras library, call `policies_of`.
 
     >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
     2.0
 
     Args:
-        library: the module of `tf_lossscale.layers` that handles the library.
+        library: the module in `tf_lossscale.layers` for the Keras library.
     """
 
     def __init__(self, library: Any):
@@ -40,8 +40,8 @@ class Policies:
         """Set the global policy.
 
         Args:
-            policy: a Policy, a name such as "mixed_float16", or None for float32; "infer", the default of TensorFlow
-                2.0, is float32 as well.
+            policy: a Policy, a name such as "mixed_float16", or None for float32; "infer", TensorFlow 2.0's default,
+                means float32 as well.
         """
         if policy in (None, "infer", "_infer"):
             policy = "float32"
@@ -58,7 +58,7 @@ class Policies:
         """Set the global policy with the library's own function. Raise an error if it conflicts with the graph rewrite.
 
         Args:
-            policy: a policy of the library, or its name.
+            policy: one of the library's policies, or its name.
 
         Raises:
             ValueError: the policy is mixed, and `enable_mixed_precision_graph_rewrite` was called.
@@ -90,9 +90,7 @@ class Policies:
 
         The loss scale is a LossScale or "dynamic". It is "dynamic" if the library's own functions set the policy.
         """
-        policy = self._library.global_policy()
-        if policy is self._last_set[0]:
-            policy = self._last_set[1]
+        policy = self.global_policy()
         if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:
             return "dynamic"
         return policy.loss_scale
@@ -163,8 +161,8 @@ def _policy_class(library: Any) -> Any:
 
         Args:
             name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
-            loss_scale: "dynamic", a number, a LossScale, a config, or None for no loss scale; "auto" is "dynamic" for
-                "mixed_float16" and None otherwise.
+            loss_scale: "dynamic", a number, a LossScale, a config, or None for no loss scale. The default, "auto",
+                means "dynamic" for "mixed_float16" and None otherwise.
 
         Source: `tf.keras.mixed_precision.experimental.Policy`,
         https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/keras/mixed_precision/experimental/Policy

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale run`, which calls `install` and then runs a script or module."""
+"""The `tf-lossscale run` subcommand, which calls `install` and then runs a script or module."""
 
 from __future__ import annotations
 

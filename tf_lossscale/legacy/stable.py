@@ -12,7 +12,7 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Accepts the arguments of every version, and returns the equivalent `tf_lossscale.LossScaleOptimizer`.
+    """Accepts the arguments of every TensorFlow version, and returns the equivalent `tf_lossscale.LossScaleOptimizer`.
 
     | call | scale | version of TensorFlow |
     |---|---|---|
@@ -56,7 +56,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Translate the arguments of any version to keyword arguments of `tf_lossscale.LossScaleOptimizer`."""
+    """Translate the arguments of any TensorFlow version to keyword arguments of `tf_lossscale.LossScaleOptimizer`."""
     if args and not isinstance(args[0], bool):
         if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
             names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")

@@ -1,7 +1,8 @@
 """A table of the old names and their replacements.
 
-A row of `OLD` contains an old name in canonical form, its kind, its new name, and the keyword arguments that were
-renamed. The codemod replaces the old names in a program, `install` restores them, and docs/migration.md lists them.
+A row of `OLD` contains an old name, its kind, its new name, and the keyword arguments that were renamed. Old names are
+in canonical form: `tensorflow.compat.v1.` is shortened to `tensorflow.`, and `tensorflow.keras.` to `keras.`. The
+codemod replaces the old names in a program, `install` restores them, and docs/migration.md lists them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Old(NamedTuple):
     'keras.mixed_precision.set_global_policy'
     """
 
-    #: The kind of the old name: `STABLE`, `EXPERIMENTAL` or another of these constants in this module.
+    #: The kind of the old name: `STABLE`, `EXPERIMENTAL` or another of the constants below.
     role: str
     new: str
     #: A dict from the old names of keyword arguments to their new names.

@@ -9,7 +9,7 @@
 | `increment_period` | truncated to an int, even a string | the same | the same | the same |
 | `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
 | `tf.contrib`: overflows before a finite step | still count | - | - | still count |
-| `tf.contrib`: gradients of None, iterators | errors | - | - | accepted |
+| `tf.contrib`: gradients that are None, or an iterator | errors | - | - | accepted |
 | fixed scale, non-finite gradients | applied | applied | applied | applied |
 """
 
@@ -26,8 +26,8 @@ from tf_lossscale.core.rules import Rules
 class DividingRules(Rules):
     """TensorFlow's rules for the scale: it is multiplied by `multiplier` to grow, and divided by it after an overflow.
 
-    In a graph, the scale is multiplied by the reciprocal instead of divided, because TensorFlow's graph optimizer
-    replaces the division in the same way.
+    In a graph, the scale is multiplied by the reciprocal of `multiplier` instead, because TensorFlow's graph optimizer
+    replaces the division in the same way. The last bit of the scale may therefore differ from eager mode.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -51,16 +51,12 @@ class DividingRules(Rules):
 
     def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
         multiplier = tf.constant(self.growth_factor, tf.float32)
-        # TensorFlow's loss scale divides, but in a graph TensorFlow's graph optimizer replaces the division with a
-        # multiplication by the reciprocal. The last bit of the scale may therefore differ from eager mode.
         lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
         return tf.maximum(lower, self.min_scale)
 
 
 def values_to_check(gradients: Any) -> Iterator[Any]:
-    """Yield the tensors to check for overflow in a nested structure of gradients.
-
-    Rows of IndexedSlices with the same index are summed before the check.
+    """Yield the tensors and IndexedSlices to check for overflow in a nested structure of gradients.
 
     >>> [t.numpy().tolist() for t in values_to_check([None, tf.constant(1.0)])]
     [1.0]
@@ -70,14 +66,10 @@ def values_to_check(gradients: Any) -> Iterator[Any]:
             its leaves are per-replica values.
 
     Yields:
-        Tensors.
+        Tensors and IndexedSlices.
     """
     for gradient in tf.nest.flatten(gradients):
         if gradient is None:
             continue
         for local in tf.distribute.get_strategy().experimental_local_results(gradient):
-            if isinstance(local, tf.IndexedSlices):
-                rows, positions = tf.unique(tf.reshape(local.indices, [-1]))
-                yield tf.math.unsorted_segment_sum(local.values, positions, tf.size(rows))
-            else:
-                yield tf.convert_to_tensor(local)
+            yield local if isinstance(local, tf.IndexedSlices) else tf.convert_to_tensor(local)

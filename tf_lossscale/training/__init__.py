@@ -1,1 +1,1 @@
-"""The command `tf-lossscale train`, which trains a network in float16 with a custom training loop."""
+"""The `tf-lossscale train` command, which trains a network in float16 with a custom training loop."""

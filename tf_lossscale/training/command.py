@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale train`, which shows its progress, saves a checkpoint on Ctrl-C and can be resumed."""
+"""The `tf-lossscale train` subcommand, which shows its progress, saves a checkpoint on Ctrl-C and can be resumed."""
 
 from __future__ import annotations
 
@@ -99,18 +99,16 @@ def _train(settings: Settings, state: dict[str, Any] | None, out: pathlib.Path, 
         if unsaved:
             saved.save(scaled, settings, out)
         print(
-            f"stopped after {len(scaled.history)} of {settings.steps} steps. Go on with: "
+            f"stopped after {len(scaled.history)} of {settings.steps} steps. To continue, run: "
             f"tf-lossscale train --resume --out {out}"
         )
         return 130
 
-    runs = [scaled]
     try:
-        if compare:
-            runs = [Run(setup, settings) for setup in SETUPS[:-1]] + runs
-            for each in runs[:-1]:
-                _take_steps(each, digits, settings)
-        report.print_table(runs, digits.test, settings)
+        others = [Run(setup, settings) for setup in SETUPS[:-1]] if compare else []
+        for each in others:
+            _take_steps(each, digits, settings)
+        report.print_table([*others, scaled], digits.test, settings)
     finally:
         if unsaved:
             saved.save(scaled, settings, out)
@@ -144,7 +142,7 @@ def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
     try:
         saved.save(run, settings, out)
     except OSError as error:
-        print(f"tf-lossscale train: {error} The end of this command tries once more.", file=sys.stderr)
+        print(f"tf-lossscale train: {error} The command will try again when it ends.", file=sys.stderr)
         return error
     return None
 
@@ -152,14 +150,13 @@ def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
 def _say_what_is_replaced(out: pathlib.Path) -> None:
     from tf_lossscale.training import saved
 
-    if not (out / saved.STATE).exists():
-        return
+    # `read` raises a ValueError if the folder contains no run that can be resumed.
     with contextlib.suppress(ValueError):
         settings, state = saved.read(out)
         if len(state["history"]) < settings.steps:
             print(
                 f"{out} holds a run that was stopped after {len(state['history'])} of {settings.steps} steps, which "
-                "--resume would go on with. This run will replace it."
+                "--resume would continue. This run will replace it."
             )
 
 

@@ -14,7 +14,7 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The number of steps from one count of the gradients' exponents to the next.
+#: The number of steps after which the gradients' exponents are counted again.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -22,7 +22,7 @@ _TEST_IMAGES = 360
 
 
 class Record(NamedTuple):
-    """The loss and loss scale of one step, whether the step was skipped, and the share of zeros in its gradients.
+    """The loss and loss scale of one step, whether the step was skipped, and the fraction of zeros in its gradients.
 
     >>> Record(loss=2.5, scale=1024.0, skipped=True, zeros=0.25).skipped
     True
@@ -144,7 +144,7 @@ class Run:
         return sum(record.skipped for record in self.history)
 
     def accuracy(self, test: tuple[tf.Tensor, tf.Tensor]) -> float:
-        """Return the share of test digits that are classified correctly."""
+        """Return the fraction of test digits that are classified correctly."""
         images, labels = test
         return float(np.mean(np.argmax(self.model(images, training=False), axis=-1) == labels.numpy()))
 

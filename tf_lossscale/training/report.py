@@ -16,9 +16,9 @@ from tf_lossscale.training.settings import Settings
 
 
 def print_table(runs: Sequence[Run], test: Any, settings: Settings) -> None:
-    """Print a row for each run: test accuracy, skipped steps, and the share of zeros in the gradients.
+    """Print a row for each run: test accuracy, skipped steps, and the fraction of zeros in the gradients.
 
-    The share of zeros is the mean over the steps that were not skipped.
+    The fraction of zeros is the mean over the steps that were not skipped.
 
     Args:
         runs: the finished runs.

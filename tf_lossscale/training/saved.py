@@ -24,7 +24,7 @@ from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_ch
 STATE = "state.json"
 _FOLDER = "checkpoint"
 # Matches the names of a checkpoint's files, including files left by an interrupted write.
-_NUMBERED = re.compile(r"ckpt-\d+[._].*")
+_NUMBERED = re.compile(r"ckpt-(\d+)[._].*")
 
 
 def make_ready(out: pathlib.Path) -> None:
@@ -60,7 +60,7 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
         OSError: a file cannot be written. The message names the last complete checkpoint.
     """
     folder = out / _FOLDER
-    number = max(map(_number, _files(folder)), default=0) + 1
+    number = max(_numbered(folder).values(), default=0) + 1
     name = f"ckpt-{number}"
     state = {
         "settings": dataclasses.asdict(settings),
@@ -76,12 +76,12 @@ def save(run: Run, settings: Settings, out: pathlib.Path) -> None:
         with whole_file(out / STATE) as temporary:
             temporary.write_text(json.dumps(state))
     except OSError as error:
-        _delete(file for file in _files(folder) if _number(file) == number)
+        _delete(file for file, its_number in _numbered(folder).items() if its_number == number)
         raise OSError(f"the checkpoint {folder / name} cannot be written ({error}). {_last_whole(out)}") from error
     # If a file cannot be deleted now, the next save deletes it.
     with contextlib.suppress(OSError):
         name_latest_checkpoint(folder, name)
-        _delete(file for file in _files(folder) if _number(file) < number)
+        _delete(file for file, its_number in _numbered(folder).items() if its_number < number)
 
 
 def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
@@ -100,11 +100,14 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
     if not path.exists():
         raise ValueError(f"nothing to resume: {path} does not exist. Start a run without --resume.")
     try:
-        state = json.loads(path.read_text())
-        state["history"] = [Record(*record) for record in state["history"]]
-        # Older versions wrote this file without the key "exponents".
-        state["exponents"] = [from_record(record) for record in state.get("exponents", [])]
-        return Settings(**state["settings"]), state
+        written = json.loads(path.read_text())
+        state = {
+            "checkpoint": written["checkpoint"],
+            "history": [Record(*record) for record in written["history"]],
+            # Older versions wrote this file without the key "exponents".
+            "exponents": [from_record(record) for record in written.get("exponents", [])],
+        }
+        return Settings(**written["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged, or tf-lossscale train did not write it. Start a run without --resume."
@@ -152,13 +155,10 @@ def _last_whole(out: pathlib.Path) -> str:
     )
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in folder.iterdir() if _NUMBERED.fullmatch(path.name)]
-
-
-def _number(path: pathlib.Path) -> int:
-    """Return the number of the checkpoint that a file belongs to."""
-    return int(path.name.removeprefix("ckpt-").partition(".")[0].partition("_")[0])
+def _numbered(folder: pathlib.Path) -> dict[pathlib.Path, int]:
+    """Return the files of all checkpoints in a folder, each with the number of its checkpoint."""
+    matches = {path: _NUMBERED.fullmatch(path.name) for path in folder.iterdir()}
+    return {path: int(match[1]) for path, match in matches.items() if match}
 
 
 def _delete(files: Iterable[pathlib.Path]) -> None:
