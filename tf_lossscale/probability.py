@@ -78,7 +78,11 @@ def minimize(
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/math/minimize
     """
-    _require_loss_scale_optimizer(optimizer)
+    if not isinstance(optimizer, LossScaleOptimizer):
+        raise TypeError(
+            f"`optimizer` must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. "
+            "Wrap it once: optimizer = tf_lossscale.LossScaleOptimizer(optimizer)."
+        )
     return _probability().math.minimize(
         optimizer.scale_inside(loss_fn),
         num_steps,
@@ -151,7 +155,6 @@ def fit_surrogate_posterior(
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/vi/fit_surrogate_posterior
     """
-    _require_loss_scale_optimizer(optimizer)
     vi = _probability().vi
 
     def loss_fn(seed: Any = None) -> Any:
@@ -180,11 +183,3 @@ def fit_surrogate_posterior(
 
 def _probability() -> Any:
     return optional.load("tensorflow_probability", "probability")
-
-
-def _require_loss_scale_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, LossScaleOptimizer):
-        raise TypeError(
-            f"`optimizer` must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. "
-            "Wrap it once: optimizer = tf_lossscale.LossScaleOptimizer(optimizer)."
-        )

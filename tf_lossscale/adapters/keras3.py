@@ -48,7 +48,9 @@ class Family(family.Family):
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = options_lib.take_name(given) or self.scope
         wanted = super().checked_options(given)
-        _require_valid(wanted)
+        if wanted:
+            # The constructor raises an error if an option is out of range.
+            keras.optimizers.SGD(**wanted)
         return wanted
 
     def set_options(self, wanted: dict[str, Any]) -> None:
@@ -365,12 +367,6 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 def _are_of_a_wrapper(values: list[Any]) -> bool:
     """Return whether a wrapper saved the values. A wrapper saves four scalars first, and the second is always zero."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
-
-
-def _require_valid(options: dict[str, Any]) -> None:
-    """Let the constructor of a Keras optimizer raise an error if an option is out of range."""
-    if options:
-        keras.optimizers.SGD(**options)
 
 
 def _move_under_strategy(inner: Any, variables: list[Any]) -> None:

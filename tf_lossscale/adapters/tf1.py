@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import family, optimizer
 from tf_lossscale.wrapper.parts import of_inner
@@ -43,7 +43,7 @@ class Family(family.Family):
             # TensorFlow 1's optimizers sum the gradients over the replicas again, so one replica passes the sum, and
             # the others pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-            gradients = [_only_if(first, gradient) for gradient in gradients]
+            gradients = [scaling.over_values(lambda g: tf.where(first, g, 0), gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
 
     def obstacle(self) -> str | None:
@@ -174,11 +174,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def learning_rate(self, value: Any) -> None:
         setattr(self._optimizer, self._family.learning_rate_name, value)
 
-    @property
-    def weights(self) -> list[Any]:
-        """The inner optimizer's variables."""
-        return self._optimizer.variables()
-
     get_name = of_inner(_Optimizer.get_name)
     get_slot = of_inner(_Optimizer.get_slot)
     get_slot_names = of_inner(_Optimizer.get_slot_names)
@@ -200,12 +195,3 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         children = self._trackable_children()
         return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
-
-
-def _only_if(condition: tf.Tensor, gradient: Any) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _only_if(condition, gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.where(condition, gradient, tf.zeros_like(gradient))

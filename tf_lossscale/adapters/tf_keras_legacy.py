@@ -172,12 +172,7 @@ class LossScaleOptimizer(
     @property
     def variables(self) -> optimizer.CallableList:
         """The inner optimizer's variables. The list can also be called: `optimizer.variables()` returns it."""
-        return optimizer.CallableList(self._optimizer.weights)
-
-    @property
-    def weights(self) -> list[Any]:
-        """The inner optimizer's variables."""
-        return self._optimizer.weights
+        return optimizer.CallableList(self.weights)
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
         self._optimizer._create_hypers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +226,10 @@ class AdafactorBase(hooks.Hooked):
     def _parameters(self) -> list[Any]:
         return [variable for group in self._groups for variable in group["params"]]
 
-    def _all_built(self) -> bool:
-        """Build the optimizer for the variables of all groups, if needed. Return False if all groups are empty."""
-        parameters = self._parameters()
-        if not self._is_built and parameters:
+    def _build_for_groups(self) -> None:
+        if not self._is_built:
             with tf.init_scope():
-                self.build(parameters)
-        return self._is_built
+                self.build(self._parameters())
 
     def _moments_of(self, variable: Any) -> dict[str, Any]:
         return self._moments[self._var_key(variable)]
@@ -353,17 +351,16 @@ class AdafactorBase(hooks.Hooked):
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
         options = {name: group[name] for name in ("eps", "d", "maximize")}
         options.update(shrink=shrink, stacked=len(variables) > 1)
-        if not options["stacked"]:
-            change, new = adafactor_rule.update(
-                variables[0].read_value(), gradients[0], moments[0], weights[0], rates[0], **options
-            )
-            changes, news = [change], [new]
-        else:
-            stacked = [tf.stack(each) for each in zip(*moments)]
-            change, new = adafactor_rule.update(
-                tf.stack(variables), tf.stack(gradients), stacked, tf.stack(weights), tf.stack(rates), **options
-            )
-            changes, news = tf.unstack(change), [list(each) for each in zip(*map(tf.unstack, new))]
+        pack, unpack = (tf.stack, tf.unstack) if options["stacked"] else (operator.itemgetter(0), lambda one: [one])
+        packed_change, packed_moments = adafactor_rule.update(
+            pack([variable.read_value() for variable in variables]),
+            pack(gradients),
+            [pack(each) for each in zip(*moments)],
+            pack(weights),
+            pack(rates),
+            **options,
+        )
+        changes, news = unpack(packed_change), zip(*map(unpack, packed_moments))
         for variable, change, kept, new in zip(variables, changes, moments, news):
             variable.assign_sub(change, read_value=False)
             for target, value in zip(kept, new):

@@ -8,10 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-# Names of the second moments, as in the state_dict of PyTorch's Adafactor.
-FACTORED = ("row_var", "col_var")
-WHOLE = ("variance",)
-
 # For each dtype, the distance from 1 to the next larger number.
 _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 
@@ -32,9 +28,10 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         and columns of the last two dimensions. With fewer dimensions, the only name is `variance`.
     """
     shape = tuple(shape)
+    # The names are the names in the state dict of PyTorch's Adafactor.
     if len(shape) < 2:
-        return {WHOLE[0]: shape}
-    return {FACTORED[0]: (*shape[:-1], 1), FACTORED[1]: (*shape[:-2], 1, shape[-1])}
+        return {"variance": shape}
+    return {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
 
 
 def compute_dtype(dtype: tf.DType) -> tf.DType:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.torch_surface import TorchSurface
+from tf_lossscale.wrapper import options
 
 keras: Any = keras_versions.keras_3()
 
@@ -84,17 +85,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     https://arxiv.org/abs/1804.04235
     """
 
-    _keras_arguments = (
-        "name",
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "loss_scale_factor",
-        "gradient_accumulation_steps",
-    )
+    _keras_arguments = tuple(options.DEFAULTS)
     _schedules = keras.optimizers.schedules
 
     def _init_keras(self, **arguments: Any) -> None:

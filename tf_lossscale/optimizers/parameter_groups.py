@@ -146,9 +146,7 @@ def one_group(group: Any) -> dict[str, Any]:
 
 
 def _is_tensor(value: Any) -> bool:
-    return (
-        isinstance(value, tf.Variable) or tf.is_tensor(value) or (hasattr(value, "assign") and hasattr(value, "dtype"))
-    )
+    return tf.is_tensor(value) or (hasattr(value, "assign") and hasattr(value, "dtype"))
 
 
 def _require_variable(variable: Any) -> None:

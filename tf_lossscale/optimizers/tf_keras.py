@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.torch_surface import TorchSurface
+from tf_lossscale.wrapper.options import CLIPS
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -44,16 +45,8 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
     """
 
     _keras_arguments = (
-        "name",
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "jit_compile",
-        "mesh",
-        "is_legacy_optimizer",
+        *("name", *CLIPS, "use_ema", "ema_momentum", "ema_overwrite_frequency"),
+        *("jit_compile", "mesh", "is_legacy_optimizer"),
     )
     _schedules = tf_keras.optimizers.schedules
 
