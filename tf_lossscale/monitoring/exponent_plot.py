@@ -30,7 +30,6 @@ _SMALLEST_SHARE = 1e-4
 # Sizes in inches: the height of a row, the width of a figure, and the maximum height of a figure.
 _ROW, _WIDTH, _TALLEST = 0.17, 8.0, 80.0
 _LONGEST_NAME = 34
-_DPI = 100
 
 
 def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
@@ -115,7 +114,7 @@ def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
     bar.ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])
 
 
-def save(figure: Any, out: pathlib.Path) -> None:
+def save(figure: Any, out: pathlib.Path, dpi: int = 100) -> None:
     """Write a figure to a file. A failure leaves no partial file.
 
     An SVG file contains no date, so that the same figure always produces the same file.
@@ -123,9 +122,10 @@ def save(figure: Any, out: pathlib.Path) -> None:
     Args:
         figure: the matplotlib figure.
         out: the path of the PNG or SVG file.
+        dpi: the resolution of a PNG file, in pixels per inch.
     """
     with whole_file(out) as temporary:
-        figure.savefig(temporary, dpi=_DPI, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
+        figure.savefig(temporary, dpi=dpi, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
 
 
 def _figure(width: float, height: float) -> Any:

@@ -15,7 +15,7 @@ from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.precision.counts import ExponentCounts
-from tf_lossscale.precision.report import PrecisionReport, precision_report
+from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.grads_and_vars import names_of, unzip
@@ -108,7 +108,7 @@ class Probe:
             ValueError: no step has been counted yet.
             RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
         """
-        return precision_report(self.counts())
+        return PrecisionReport(self.counts())
 
     def counts(self) -> ExponentCounts:
         """Return the exponent counts of the last counted step.

@@ -92,17 +92,38 @@ class PrecisionReport:
     """A report of how much of one step's gradients is lost in float16. It prints as two sentences and a table.
 
     >>> from tf_lossscale.precision.counts import COLUMNS
-    >>> counts = np.zeros([1, COLUMNS], np.int64)
-    >>> counts[0, [column(-30), column(-5)]] = 25, 75
-    >>> report = precision_report(ExponentCounts(("kernel",), counts, scale=1.0, step=1, full_precision=True))
+    >>> counts = np.zeros([2, COLUMNS], np.int64)
+    >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
+    >>> counts[1, [ZEROS, column(-9)]] = 1, 3
+    >>> counted = ExponentCounts(("kernel", "bias"), counts, scale=1.0, step=1, full_precision=True)
+    >>> report = PrecisionReport(counted)
+    >>> report
+    Gradients in step 1
+    The highest loss scale at which no value overflows is 2**20; of the values that
+    are not zero, 0% vanish and 0% are subnormal at this scale (without a loss
+    scale: 9.7% vanish and 19.4% are subnormal).
+    Without a loss scale float16 affects 1 variable: kernel (30.0% vanish or are
+    subnormal, 0% at 2**20).
+    <BLANKLINE>
+                     sub- over- head- vanish vanish
+    variable zeros normal  flow  room      1  2**20
+    kernel      0%  20.0%    0%    20  10.0%     0%
+    bias     25.0%     0%    0%    24     0%     0%
+    all       1.0%  19.4%    0%    20   9.7%     0%
+    <BLANKLINE>
+    Zeros are a share of all values, the others of the values that are not zero.
+    Headroom is in powers of two.
     >>> report.best_scale
     1048576.0
     >>> report.rows[0].vanished, report.at(report.best_scale).rows[0].vanished
-    (0.25, 0.0)
+    (0.1, 0.0)
 
     Args:
         counts: the exponent counts of the step's gradients.
         scale: the loss scale for which the report is computed; 0 for the scale by which the gradients were multiplied.
+
+    Source: figure 3 of Micikevicius and others, *Mixed Precision Training*, 2018 (https://arxiv.org/abs/1710.03740),
+    shows such a histogram of exponents for gradients of activations.
     """
 
     counts: ExponentCounts
@@ -167,7 +188,7 @@ class PrecisionReport:
         """Return a report of the same gradients at another loss scale.
 
         >>> from tf_lossscale.precision.counts import COLUMNS
-        >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
+        >>> report = PrecisionReport(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.at(2.0**10).scale
         1024.0
 
@@ -191,7 +212,7 @@ class PrecisionReport:
 
         >>> import tempfile
         >>> from tf_lossscale.precision.counts import COLUMNS
-        >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
+        >>> report = PrecisionReport(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.write(tempfile.mkdtemp())
 
         Args:
@@ -222,42 +243,6 @@ class PrecisionReport:
         console = Console(file=(printed := io.StringIO()), highlight=False, color_system=None)
         console.print(self)
         return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
-
-
-def precision_report(counts: ExponentCounts) -> PrecisionReport:
-    """Report how much of one step's gradients is lost in float16, computed from their exponent counts.
-
-    >>> from tf_lossscale.precision.counts import COLUMNS
-    >>> counts = np.zeros([2, COLUMNS], np.int64)
-    >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
-    >>> counts[1, [ZEROS, column(-9)]] = 1, 3
-    >>> precision_report(ExponentCounts(("kernel", "bias"), counts, scale=1.0, step=1, full_precision=True))
-    Gradients in step 1
-    The highest loss scale at which no value overflows is 2**20; of the values that
-    are not zero, 0% vanish and 0% are subnormal at this scale (without a loss
-    scale: 9.7% vanish and 19.4% are subnormal).
-    Without a loss scale float16 affects 1 variable: kernel (30.0% vanish or are
-    subnormal, 0% at 2**20).
-    <BLANKLINE>
-                     sub- over- head- vanish vanish
-    variable zeros normal  flow  room      1  2**20
-    kernel      0%  20.0%    0%    20  10.0%     0%
-    bias     25.0%     0%    0%    24     0%     0%
-    all       1.0%  19.4%    0%    20   9.7%     0%
-    <BLANKLINE>
-    Zeros are a share of all values, the others of the values that are not zero.
-    Headroom is in powers of two.
-
-    Args:
-        counts: the exponent counts of one step.
-
-    Returns:
-        The report.
-
-    Source: figure 3 of Micikevicius and others, *Mixed Precision Training*, 2018 (https://arxiv.org/abs/1710.03740),
-    shows such a histogram of exponents for gradients of activations.
-    """
-    return PrecisionReport(counts)
 
 
 def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
