@@ -47,8 +47,7 @@ class Family(family.Family):
         # `scaling.unscale` uses an optimization barrier, which DTensor neither supports nor needs.
         if not self.inner._mesh:
             return super().unscale(gradients, factor, variables)
-        divided = lambda values: scaling.divide(values, factor)  # noqa: E731
-        return [scaling.over_values(divided, gradient) for gradient in scaling.floating(gradients)]
+        return [scaling.over_values(lambda g: scaling.divide(g, factor), g) for g in scaling.floating(gradients)]
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner

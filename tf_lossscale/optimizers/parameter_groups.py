@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from tf_lossscale.optimizers import arguments
 from tf_lossscale.optimizers.rates import Rate
 
 
-class ParameterGroup(UserDict[str, Any]):
+class ParameterGroup(MutableMapping[str, Any]):
     """A parameter group as in PyTorch: a mapping with options and the entry "params", which contains the variables.
 
     The entry "lr" is stored in a variable, so that a new value also takes effect in a tf.function that is already
@@ -56,8 +55,20 @@ class ParameterGroup(UserDict[str, Any]):
             raise KeyError(f"{name!r} of a parameter group cannot be deleted; assign a new value instead.")
         del self.data[name]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
     def __repr__(self) -> str:
         return repr(dict(self))
+
+    def copy(self) -> dict[str, Any]:
+        """Return the entries as a plain dict. Later assignments to the group do not change the dict, and vice versa."""
+        return dict(self)
+
+    __copy__ = copy
 
     def reorder(self, names: Iterable[str]) -> None:
         """Reorder the entries: the given names come first."""
