@@ -55,9 +55,10 @@ def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
         axis.set_xlabel(f"exponent {title}")
     every = math.ceil(max(rows, 1) * _ROW / _TALLEST)
     common, names = _without_common_folder(counts.names)
-    axes[0].set_yticks(range(0, rows, every), [_short(name) for name in names[::every]])
+    axes[0].set_yticks(range(0, rows, every), [escaped(_short(name)) for name in names[::every]])
     axes[0].set_ylim(max(rows, 1) - 0.5, -0.5)
-    figure.suptitle(f"gradients in step {counts.step}{f', variables of {common}' if common else ''}", fontsize=10)
+    of = f", variables of {escaped(common)}" if common else ""
+    figure.suptitle(f"gradients in step {counts.step}{of}", fontsize=10)
     colour_bar(figure, mesh, axes, "share of the variable's values")
     save(figure, out)
 
@@ -126,6 +127,21 @@ def save(figure: Any, out: pathlib.Path, dpi: int = 100) -> None:
     """
     with whole_file(out) as temporary:
         figure.savefig(temporary, dpi=dpi, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
+
+
+def escaped(name: str) -> str:
+    r"""Return a name in a form that matplotlib draws unchanged.
+
+    Matplotlib reads text between dollar signs as a formula, and leaves labels that begin with an underscore out of a
+    legend.
+
+    >>> escaped("kernel"), escaped("_run")
+    ('kernel', ' _run')
+
+    Args:
+        name: the name of a variable or of a run.
+    """
+    return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
 def _figure(width: float, height: float) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables, save
+from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables, escaped, save
 from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import ExponentCounts
 
@@ -160,7 +160,9 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     for (kind, label), axis in zip(_LABELS.items(), axes):
         for name, run in runs.items():
             steps, values = zip(*run[kind]) if run[kind] else ((), ())
-            drawn: Any = axis.plot(steps, values, label=name, drawstyle="default" if kind == "loss" else "steps-post")
+            drawn: Any = axis.plot(
+                steps, values, label=escaped(name), drawstyle="default" if kind == "loss" else "steps-post"
+            )
             if kind == "loss_scale":
                 at = dict(run[kind])
                 marked = [(step, at[step]) for step in _skips(run) if step in at]

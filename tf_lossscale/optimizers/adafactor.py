@@ -70,25 +70,20 @@ class AdafactorBase(hooks.Hooked):
     _keras_arguments: tuple[str, ...]
     #: The Keras library's module `optimizers.schedules`.
     _schedules: Any
-
-    def _init_keras(self, **arguments: Any) -> None:
-        """Call the constructor of Keras's optimizer base class."""
-        raise NotImplementedError
-
-    def _tensor_variable(self, variable: Any) -> Any:
-        """Return the tf.Variable behind a variable of Keras 3 or tf_keras."""
-        raise NotImplementedError
-
-    def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
-        """Create a variable of zeros on the parameter's device."""
-        raise NotImplementedError
-
-    def _join(self, variables: list[Any]) -> None:
-        """Add variables to a built optimizer, without creating their state."""
-        raise NotImplementedError
-
-    def _set_iterations(self, steps: int) -> None:
-        raise NotImplementedError
+    #: Calls the constructor of Keras's optimizer base class with keyword arguments.
+    _init_keras: Callable[..., None]
+    #: Returns the tf.Variable behind a variable of Keras 3 or tf_keras.
+    _tensor_variable: Callable[[Any], Any]
+    #: Creates a variable for a learning rate, with an initial value.
+    _new_rate_variable: Callable[[float], Any]
+    #: Creates a variable of zeros on a parameter's device, from the parameter, a name, a shape and a dtype.
+    _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
+    #: Returns the variables for which the optimizer was built, in the order in which they were passed to `build`.
+    _built_for: Callable[[], list[Any]]
+    #: Adds variables to a built optimizer, without creating their state.
+    _join: Callable[[list[Any]], None]
+    #: Sets the number of steps that Keras counts.
+    _set_iterations: Callable[[int], None]
 
     # Construction. ----------------------------------------------------------------------------------------------
 
