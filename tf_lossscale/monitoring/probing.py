@@ -94,7 +94,8 @@ class Probe:
     def __init__(self, family: Family, every: int):
         self._family = family
         self._exponents = Exponents(every)
-        self._thread = _Thread()
+        # Thread-local, because each replica runs in its own thread. `inside` is True while a wrapped method runs.
+        self._thread = threading.local()
         # True once a counted gradient was a float16 tensor.
         self._in_float16 = False
 
@@ -141,7 +142,7 @@ class Probe:
         @do_not_convert
         def counted(*args: Any, **kwargs: Any) -> Any:
             # If one wrapped method calls another, the outer method has already counted the gradients.
-            if self._thread.inside or tf.distribute.in_cross_replica_context():
+            if getattr(self._thread, "inside", False) or tf.distribute.in_cross_replica_context():
                 return method(*args, **kwargs)
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
             named = [name for name in _FIRST if name in kwargs]
@@ -179,9 +180,3 @@ _METHODS = ("apply_gradients", "apply")
 _FIRST = ("grads_and_vars", "grads", "updates")
 #: The keyword names for the variables in `apply`.
 _SECOND = ("trainable_variables", "parameters")
-
-
-class _Thread(threading.local):
-    """Thread-local state, because each replica runs in its own thread. `inside` is True while a wrapped method runs."""
-
-    inside = False
