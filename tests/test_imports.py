@@ -26,6 +26,7 @@ ORDER = [
     ("core.fast",),  # which the core finds by name
     ("wrapper.contract", "wrapper.grads_and_vars", "wrapper.options", "wrapper.families"),
     ("wrapper.family", "wrapper.stall"),
+    ("wrapper.loss_factor",),
     ("wrapper.parts",),
     ("wrapper.configs", "wrapper.hyperparameters", "wrapper.readings", "wrapper.rule_settings"),
     ("wrapper.arguments", "wrapper.update"),

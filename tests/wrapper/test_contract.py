@@ -167,6 +167,30 @@ def test_a_second_update_after_one_scale_loss_raises_since_its_gradients_may_be_
 
 
 @all_families
+@pytest.mark.parametrize("method", ["apply_gradients", "apply"])
+def test_an_update_that_raises_an_error_can_be_repeated(family, method, monkeypatch):
+    weight, optimizer = setup(family)
+    optimizer.scale_loss(0.0)
+
+    def update():
+        if method == "apply":
+            optimizer.apply([tf.constant(1024.0)], [weight])
+        else:
+            optimizer.apply_gradients([(tf.constant(1024.0), weight)])
+
+    with monkeypatch.context() as context, pytest.raises(tf.errors.ResourceExhaustedError):
+        context.setattr(type(optimizer._family), "apply", out_of_memory)
+        update()
+    assert weight.numpy() == 2.0
+    update()
+    assert weight.numpy() == 1.5
+
+
+def out_of_memory(*args, **kwargs):
+    raise tf.errors.ResourceExhaustedError(None, None, "no memory is left")
+
+
+@all_families
 def test_the_parts_of_unscaled_gradients_may_go_to_several_updates(family):
     first, optimizer = setup(family)
     second = tf.Variable(2.0)

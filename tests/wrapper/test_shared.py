@@ -124,6 +124,18 @@ def test_a_step_outside_of_the_block_is_refused_and_changes_nothing():
     assert optimizer.state()["total_steps"] == 0
 
 
+def test_a_refused_step_can_be_taken_again_with_the_same_scaled_gradients():
+    shared = SharedLossScale()
+    optimizer, weight = pair(FAMILIES[0], shared)[0], tf.Variable(1.0)
+    optimizer.scale_loss(0.0)
+    gradients_and_variables = [(shared(), weight)]
+    with pytest.raises(RuntimeError, match="can only step inside"):
+        optimizer.apply_gradients(gradients_and_variables)
+    with shared.together():
+        optimizer.apply_gradients(gradients_and_variables)
+    assert weight.numpy() == 0.5
+
+
 def test_a_block_that_raises_applies_nothing_and_the_next_one_works():
     shared = SharedLossScale()
     optimizer, weight = pair(FAMILIES[0], shared)[0], tf.Variable(1.0)

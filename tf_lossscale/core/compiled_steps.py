@@ -124,22 +124,13 @@ def _drop(compiled_steps: weakref.ref[CompiledSteps], key: tuple[Any, ...], dead
 
 
 class StepToCompile(NamedTuple):
-    """A step that XLA compiles as one function: all Python objects that it reads, and the optimizer's compiled steps.
-
-    >>> step = StepToCompile(CompiledSteps(), "double")
-    >>> step.compile(lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(2.0)).numpy().item()
-    4.0
-    """
+    """What `CompiledSteps.compile` needs to know about a step of an optimizer."""
 
     compiled_steps: CompiledSteps
     #: All Python objects that the step reads, except its arguments.
     reads: Any
     #: Names of attributes that each step sets before it reads them.
     ignored: tuple[str, ...] = ()
-
-    def compile(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any] | None:
-        """Return the function compiled by XLA, or None; see `CompiledSteps.compile`."""
-        return self.compiled_steps.compile(self.reads, function, *arguments, ignored=self.ignored)
 
 
 def joined(steps: Sequence[StepToCompile | None]) -> StepToCompile | None:

@@ -163,31 +163,37 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
             listed[:] = [new if each is old else each for each in listed]
 
 
-def explain_refused_merge_call(error: RuntimeError) -> None:
-    """Raise an error with a remedy if TensorFlow refused a `merge_call`. Do nothing for any other error.
+@contextlib.contextmanager
+def explaining_refused_merge_calls() -> Iterator[None]:
+    """If TensorFlow refuses a `merge_call` in a `with` block, raise an error with a remedy instead of TensorFlow's.
 
-    >>> explain_refused_merge_call(RuntimeError("another error"))
-
-    Args:
-        error: an error that was raised in a replica context.
+    >>> with explaining_refused_merge_calls():
+    ...     pass
 
     Raises:
         RuntimeError: TensorFlow refused a `merge_call`.
     """
-    if "`merge_call` called while defining" not in str(error):
-        return
+    try:
+        yield
+    except RuntimeError as error:
+        if "`merge_call` called while defining" not in str(error):
+            raise
+        raise _refused_merge_call() from error
+
+
+def _refused_merge_call() -> RuntimeError:
     strategy = type(tf.distribute.get_strategy()).__name__
     if write_independently():
-        raise RuntimeError(
+        return RuntimeError(
             f"A function that XLA compiles for several GPUs cannot use the merge_call of {strategy}, but the inner "
             "optimizer uses merge_call to apply gradients. Use an optimizer from tf.keras.optimizers or "
             "tf_keras.optimizers, or leave out jit_compile."
-        ) from error
-    raise RuntimeError(
+        )
+    return RuntimeError(
         "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is inside "
         f"the function passed to strategy.run: the merge_call of {strategy} does not work there. Put the loop, the "
         "condition or the tf.function around strategy.run."
-    ) from error
+    )
 
 
 def once(function: Callable[[], Any]) -> None:
@@ -211,11 +217,8 @@ def once(function: Callable[[], Any]) -> None:
             del strategy
             function()
 
-        try:
+        with explaining_refused_merge_calls():
             context.merge_call(across_replicas)
-        except RuntimeError as error:
-            explain_refused_merge_call(error)
-            raise
     else:
         _in_scope(tf.distribute.get_strategy(), function)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -29,7 +29,7 @@ class Update(abc.ABC):
     >>> class Descent(Update):
     ...     def __init__(self, gradients, variables):
     ...         self.gradients, self.variables = gradients, variables
-    ...     def unscale(self):
+    ...     def unscaled_gradients(self):
     ...         return self.gradients
     ...     def apply(self, gradients):
     ...         return [variable.assign_sub(gradient) for gradient, variable in zip(gradients, self.variables)]
@@ -49,7 +49,7 @@ class Update(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def unscale(self) -> Gradients:
+    def unscaled_gradients(self) -> Gradients:
         """Return this replica's unscaled gradients: tensors, IndexedSlices or None."""
 
     def reduce(self, gradients: Gradients) -> Gradients:
@@ -78,17 +78,17 @@ class Update(abc.ABC):
         del applied, gradients, evidence
 
 
-def step(loss_scale: LossScale, update: Update) -> Any:
+def take_step(loss_scale: LossScale, update: Update) -> Any:
     """Apply the gradients on all replicas, or skip the step on all replicas.
 
     >>> from tf_lossscale.core.state import DynamicLossScale
     >>> class Descent(Update):
-    ...     def unscale(self):
+    ...     def unscaled_gradients(self):
     ...         return [tf.constant(0.25)]
     ...     def apply(self, gradients):
     ...         return weight.assign_sub(gradients[0])
     >>> weight = tf.Variable(1.0)
-    >>> step(DynamicLossScale(), Descent())
+    >>> take_step(DynamicLossScale(), Descent())
     True
     >>> weight.numpy().item()
     0.75
@@ -100,33 +100,29 @@ def step(loss_scale: LossScale, update: Update) -> Any:
     Returns:
         In eager mode, whether the step was applied. In a graph, a tensor or the operations to wait for.
     """
-    try:
-        # In a legacy graph the control dependency ensures that the exponents are counted before the scale changes.
-        with tf.control_dependencies(update.count_exponents()):
-            gradients = update.unscale()
-            evidence = None
-            if update.aggregate:
-                gradients = update.reduce(gradients)
-            elif loss_scale.may_skip and replicas.several_replicas():
-                # The caller has summed the gradients. They may still differ between replicas, which must all make the
-                # same decision. The decision is therefore made from tensors that are equal on all replicas.
-                all_values = loss_scale.reads_gradients or loss_scale.uses_norm
-                evidence = finite.shared_evidence(gradients, exactly=update.observes, all_values=all_values)
-            take = _take if update.to_compile is None else _take_compiled
-            return take(loss_scale, update, gradients, evidence)
-    except RuntimeError as error:
-        replicas.explain_refused_merge_call(error)
-        raise
+    # In a legacy graph the control dependency ensures that the exponents are counted before the scale changes.
+    with replicas.explaining_refused_merge_calls(), tf.control_dependencies(update.count_exponents()):
+        gradients = update.unscaled_gradients()
+        evidence = None
+        if update.aggregate:
+            gradients = update.reduce(gradients)
+        elif loss_scale.may_skip and replicas.several_replicas():
+            # The caller has summed the gradients. They may still differ between replicas, which must all make the same
+            # decision. The decision is therefore made from tensors that are equal on all replicas.
+            all_values = loss_scale.reads_gradients or loss_scale.uses_norm
+            evidence = finite.shared_evidence(gradients, exactly=update.observes, all_values=all_values)
+        finish = _finish if update.to_compile is None else _finish_compiled
+        return finish(loss_scale, update, gradients, evidence)
 
 
-def _take(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
+def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
     """Check reduced gradients, apply or skip them, and record the outcome."""
     if not loss_scale.may_skip:
         done = update.apply(gradients)
         return True if tf.executing_eagerly() else done
 
     if not replicas.uses_merge_call():
-        return _decide(loss_scale, update, gradients, evidence, update.apply, gradients)
+        return _apply_if_finite(loss_scale, update, gradients, evidence, update.apply, gradients)
     # To apply gradients, many optimizers make a merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
     # therefore created in the cross-replica context, and its branches return to the replicas.
     tensors, gradients_of = as_arguments(gradients, False)
@@ -139,12 +135,12 @@ def _take(loss_scale: LossScale, update: Update, gradients: Gradients, evidence:
         # After the sum all replicas have the same gradients, so one decision applies to all replicas.
         first = gradients_of(_first(strategy, per_replica))
         shared = None if evidence is None else _first(strategy, evidence)
-        return _decide(loss_scale, update, first, shared, apply_on_each_replica, per_replica)
+        return _apply_if_finite(loss_scale, update, first, shared, apply_on_each_replica, per_replica)
 
     return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, evidence))
 
 
-def _decide(
+def _apply_if_finite(
     loss_scale: LossScale,
     update: Update,
     gradients: Gradients,
@@ -152,7 +148,7 @@ def _decide(
     apply: Callable[[list[Any]], Any],
     to_apply: list[Any],
 ) -> Any:
-    """Check gradients, call `apply(to_apply)` or skip the step, and record the outcome."""
+    """Check gradients; if they are finite, call `apply(to_apply)`, otherwise skip the step. Record the outcome."""
     evidence = gradients if evidence is None else evidence
     norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
     applied = loss_scale.check(evidence, **norm)
@@ -181,7 +177,7 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
     return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
 
 
-def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
+def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
     """Take the step in one function that XLA compiles. Each replica uses its own copies of the variables.
 
     The step runs without XLA if the compiled function might return wrong results in later steps.
@@ -190,18 +186,17 @@ def _take_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, 
 
     # XLA's errors contain the name of the function.
     def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
-        done = _take(loss_scale, update, gradients_of(tensors), evidence)
+        done = _finish(loss_scale, update, gradients_of(tensors), evidence)
         with tf.control_dependencies(operations(done)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     # In this block `uses_merge_call` returns False, so each replica makes the decision itself.
     with replicas.independent_writes():
-        compiled = update.to_compile.compile(  # type: ignore[union-attr]
-            LossScaleOptimizer_with_jit_compile, tensors, evidence
-        )
+        steps, reads, ignored = cast("compiled_steps.StepToCompile", update.to_compile)
+        compiled = steps.compile(reads, LossScaleOptimizer_with_jit_compile, tensors, evidence, ignored=ignored)
         applied = None if compiled is None else compiled(tensors, evidence)
     if applied is None:
-        return _take(loss_scale, update, gradients, evidence)
+        return _finish(loss_scale, update, gradients, evidence)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

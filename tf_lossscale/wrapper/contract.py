@@ -72,12 +72,8 @@ class _Call:
 
 
 class _Thread(threading.local):
-    """The records that belong to a single thread."""
-
     #: The number of nested calls to complete steps, such as `minimize`, that the thread is executing.
     whole_steps = 0
-    #: The factor by which this thread most recently multiplied a loss.
-    factor: tf.Tensor | None = None
 
 
 class Contract:
@@ -85,10 +81,12 @@ class Contract:
 
     >>> contract = Contract()
     >>> contract.called("scale_loss")
-    >>> contract.takes_scaled([tf.constant(8.0)])
+    >>> with contract.apply_gradients([tf.constant(8.0)]) as scaled:
+    ...     scaled
     True
     >>> contract.called("get_unscaled_gradients")
-    >>> contract.takes_scaled([tf.constant(2.0)])
+    >>> with contract.apply_gradients([tf.constant(2.0)]) as scaled:
+    ...     scaled
     False
     """
 
@@ -150,62 +148,68 @@ class Contract:
         finally:
             self._thread.whole_steps -= 1
 
-    # The answers. -----------------------------------------------------------------------------------------------
+    # The updates. -----------------------------------------------------------------------------------------------
 
-    def takes_scaled(self, gradients: Iterable[Any]) -> bool:
-        """Return whether the gradients passed to `apply_gradients` are scaled. Must be called once for each update.
+    @contextlib.contextmanager
+    def apply_gradients(self, gradients: Iterable[Any]) -> Iterator[bool]:
+        """Return a context manager for an update by `apply_gradients`. An update that raises an error is not recorded.
 
         Args:
             gradients: tensors, IndexedSlices or None.
 
+        Yields:
+            Whether the gradients are scaled.
+
         Raises:
             RuntimeError: the calls so far contradict each other.
         """
-        scaled = self._takes_scaled(gradients, _APPLY_GRADIENTS, otherwise=False)
-        self._warn_of_forgotten_calls()
-        return scaled
+        with self._update(gradients, _APPLY_GRADIENTS, otherwise=False) as scaled:
+            self._warn_of_forgotten_calls()
+            yield scaled
 
-    def apply_takes_scaled(self, gradients: Iterable[Any], may_be_unscaled: bool) -> bool:
-        """Return whether the gradients passed to `apply` are scaled. Must be called once for each update.
+    @contextlib.contextmanager
+    def apply(self, gradients: Iterable[Any], may_be_unscaled: bool) -> Iterator[bool]:
+        """Return a context manager for an update by `apply`. An update that raises an error is not recorded.
 
         Args:
             gradients: tensors, IndexedSlices or None.
             may_be_unscaled: whether this optimizer family's `apply` also accepts unscaled gradients.
 
+        Yields:
+            Whether the gradients are scaled.
+
         Raises:
             RuntimeError: the gradients are unscaled and `may_be_unscaled` is False, or the calls so far contradict each
                 other.
         """
-        if may_be_unscaled:
-            scaled = self._takes_scaled(gradients, _APPLY, otherwise=True)
-        else:
-            scaled = True
-            self._require_not_unscaled(gradients)
-        if scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
-            self._warn(
-                "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
-                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
-                "gradients that are not scaled, use apply_gradients()."
-            )
-        return scaled
+        update = self._update(gradients, _APPLY, otherwise=True) if may_be_unscaled else self._update_scaled(gradients)
+        with update as scaled:
+            if scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
+                self._warn(
+                    "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
+                    "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
+                    "gradients that are not scaled, use apply_gradients()."
+                )
+            yield scaled
 
-    def _takes_scaled(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> bool:
+    @contextlib.contextmanager
+    def _update(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Iterator[bool]:
+        places = _enclosing_functions()
         with self._lock:
-            places = _enclosing_functions()
             some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
-            if len(answers) > 1 or (True in answers and some_unscaled):
-                raise RuntimeError(
-                    "Cannot tell whether these gradients are scaled: both scale_loss() and "
-                    "get_unscaled_gradients() (or get_scaled_loss()) were called for this optimizer in other "
-                    "functions, threads or steps, or more than one update follows one scale_loss(). "
-                    f"{_TWO_WAYS_OUT}"
-                )
-            answer = answers.pop() if answers else otherwise
+        if len(answers) > 1 or (True in answers and some_unscaled):
+            raise RuntimeError(
+                "Cannot tell whether these gradients are scaled: both scale_loss() and get_unscaled_gradients() (or "
+                "get_scaled_loss()) were called for this optimizer in other functions, threads or steps, or more than "
+                f"one update follows one scale_loss(). {_TWO_WAYS_OUT}"
+            )
+        answer = answers.pop() if answers else otherwise
+        yield answer
+        with self._lock:
             if not in_same_function and places != [_EAGER]:
                 self._answers_kept.add(answer)
             self._use_calls(places)
-            return answer
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return what earlier method calls imply, and whether they were made in the innermost function being traced.
@@ -227,7 +231,8 @@ class Contract:
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
-    def _require_not_unscaled(self, gradients: Iterable[Any]) -> None:
+    @contextlib.contextmanager
+    def _update_scaled(self, gradients: Iterable[Any]) -> Iterator[bool]:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
         The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
@@ -239,22 +244,24 @@ class Contract:
         unscaled, _ = notes.any_and_all_unscaled(gradients)
         may_be_unscaled = False
         thread, places = threading.current_thread(), _enclosing_functions()
-        with self._lock:
-            if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
+        if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
+            with self._lock:
                 calls, _ = self._deciding_calls(places, lambda call: thread not in call.followed_in)
                 unscaled = bool(calls) and not any(_LEAVES_SCALED[call.method] for call in calls)
                 may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in calls or self._calls_in(places))
-            if unscaled:
-                raise RuntimeError(
-                    "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
-                    f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
-                )
-            self._use_calls(places)
+        if unscaled:
+            raise RuntimeError(
+                "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
+                f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
+            )
         if may_be_unscaled and self._called & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
                 "called before: they may be divided twice. Give unscaled gradients to apply_gradients()."
             )
+        yield True
+        with self._lock:
+            self._use_calls(places)
 
     # The calls. -------------------------------------------------------------------------------------------------
 
@@ -299,17 +306,6 @@ class Contract:
             call = calls.pop(thread)
             if not call.followed_in:
                 self._unused_in_ended_threads.add(call.method)
-
-    # The factor of the loss, where another worker may move the scale in the middle of a step. -------------------
-
-    def remember_factor(self, factor: tf.Tensor) -> None:
-        """Store the factor by which this thread multiplied the loss."""
-        self._thread.factor = factor
-
-    def remembered_factor(self) -> tf.Tensor | None:
-        """Return the factor that this thread stored. If it was stored in a different graph or mode, return None."""
-        factor = self._thread.factor
-        return factor if factor is not None and getattr(factor, "graph", None) is _graph() else None
 
     # Warnings. --------------------------------------------------------------------------------------------------
 
@@ -412,7 +408,3 @@ def _enclosing_functions() -> list[Any]:
             found.append(graph)
         graph = getattr(graph, "outer_graph", None)
     return found or [_EAGER]
-
-
-def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

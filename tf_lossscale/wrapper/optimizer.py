@@ -15,12 +15,13 @@ from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
-from tf_lossscale.core.step import step
+from tf_lossscale.core.step import take_step
 from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import arguments, contract, families, rule_settings
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
+from tf_lossscale.wrapper.loss_factor import LossFactor
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
@@ -203,6 +204,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _trackable=inner_optimizer,
             _scale=loss_scale,
             _contract=contract.Contract(),
+            _factor=LossFactor(family),
             _traced=False,
             _stall=stall,
             _diagnosis=diagnosis,
@@ -284,8 +286,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
         self._contract.called("get_scaled_loss")
-        _warn_if_loss_cannot_hold(loss, self._factor)
-        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._remember_factor()))
+        _warn_if_loss_cannot_hold(loss, lambda: self._factor.current(self._loss_scale))
+        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._factor.for_loss(self._loss_scale)))
 
     @overload
     def scale_loss(self, loss: float) -> tf.Tensor: ...
@@ -316,7 +318,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._contract.called("scale_loss")
         return self._scaled(
             loss,
-            lambda loss: scaling.scale_loss(tf.nest.map_structure(_at_least_float32, loss), self._remember_factor()),
+            lambda loss: scaling.scale_loss(
+                tf.nest.map_structure(_at_least_float32, loss), self._factor.for_loss(self._loss_scale)
+            ),
         )
 
     def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
@@ -357,7 +361,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
-        unscaled = self._family.unscale(grads, self._factor_of_loss())
+        unscaled = self._family.unscale(grads, self._factor.for_gradients(self._loss_scale))
         notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
         if self._exponents is not None and self._exponents.counts_next():
             notes.note_quotients(unscaled, grads)
@@ -389,28 +393,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         def unscale(gradients: list[Any]) -> list[Any]:
             self._contract.unscaled_inside()
-            return self._family.unscale(gradients, self._factor_of_loss())
+            return self._family.unscale(gradients, self._factor.for_gradients(self._loss_scale))
 
-        scaled = scaled_inside(loss_fn, lambda upstream: scaling.scale_loss(upstream, self._remember_factor()), unscale)
+        scaled = scaled_inside(
+            loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor.for_loss(self._loss_scale)), unscale
+        )
         return cast("SameFunction", scaled)
-
-    def _factor(self) -> tf.Tensor:
-        """Return the loss scale, multiplied by `loss_scale_factor` if that is set, as a float32 scalar."""
-        factor = self._family.loss_scale_factor
-        return self._loss_scale() if factor is None else self._loss_scale() * factor
-
-    def _remember_factor(self) -> tf.Tensor:
-        """Return the factor to multiply the loss by, and remember it for `_factor_of_loss`."""
-        factor = self._factor()
-        if replicas.workers_step_alone():
-            # The factor is stored because another worker may change the scale before this worker unscales gradients.
-            self._contract.remember_factor(factor)
-        return factor
-
-    def _factor_of_loss(self) -> tf.Tensor:
-        """Return the factor that this step's loss was multiplied by."""
-        factor = self._contract.remembered_factor() if replicas.workers_step_alone() else None
-        return self._factor() if factor is None else factor
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -461,10 +449,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             require_fitting(gradients, variables)
         if kwargs:
             self._require_keywords(kwargs)
-        # `takes_scaled` records this update. A call with bad arguments must not be recorded, so the checks come first.
-        scaled = self._contract.takes_scaled(gradients)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        return self._step(Update(self, gradients, variables, scaled, aggregate, kwargs))
+        with self._contract.apply_gradients(gradients) as scaled:
+            outcome = self._step(Update(self, gradients, variables, scaled, aggregate, kwargs))
+        return self._result(outcome)
 
     @do_not_convert
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
@@ -494,14 +482,19 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        scaled = self._contract.apply_takes_scaled(grads, self._family.apply_takes_unscaled)
-        self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
+        with self._contract.apply(grads, self._family.apply_takes_unscaled) as scaled:
+            outcome = self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
+        self._result(outcome)
 
     def _step(self, update: Update) -> Any:
+        update.prepare()
         scale = self._loss_scale
         # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
         # share the scale.
-        outcome = None if scale.defers(self, update) else step(scale, update)
+        return None if scale.defers(self, update) else take_step(scale, update)
+
+    def _result(self, outcome: Any) -> Any:
+        """Report a stall in eager mode, and return the value that `apply_gradients` returns."""
         if tf.executing_eagerly():
             if outcome is False:
                 self._report_stall()

@@ -14,7 +14,7 @@ from tf_lossscale.core import compiled_steps
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules, with_rules
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.step import Update, step
+from tf_lossscale.core.step import Update, take_step
 
 
 class SharedLossScale(DynamicLossScale):
@@ -68,7 +68,7 @@ class SharedLossScale(DynamicLossScale):
             RuntimeError: the block is nested in another `together` block of the same scale.
             ValueError: only some of the optimizers got gradients that are already summed over the replicas.
         """
-        if self._step is not None:
+        if self._open_step is not None:
             raise RuntimeError("together() cannot be nested. Take all steps in one block.")
         together = _open.steps[id(self)] = TogetherStep()
         try:
@@ -76,18 +76,18 @@ class SharedLossScale(DynamicLossScale):
         finally:
             del _open.steps[id(self)]
         if together.members:
-            self._take(together)
+            self._step_together(together)
 
     @do_not_convert
-    def _take(self, together: TogetherStep) -> None:
-        result = step(self, _JointUpdate([update for _, update in together.members]))
+    def _step_together(self, together: TogetherStep) -> None:
+        result = take_step(self, _JointUpdate([update for _, update in together.members]))
         if result is False:
             for optimizer, _ in together.members:
                 optimizer._report_stall()
         together.operation = None if tf.executing_eagerly() else result
 
     @property
-    def _step(self) -> TogetherStep | None:
+    def _open_step(self) -> TogetherStep | None:
         return _open.steps.get(id(self))
 
     def defers(self, optimizer: Any, update: Update) -> bool:
@@ -104,18 +104,18 @@ class SharedLossScale(DynamicLossScale):
             RuntimeError: the call is not inside `together`.
             ValueError: the gradients of only some updates in the block are already summed over the replicas.
         """
-        if self._step is None:
+        if self._open_step is None:
             raise RuntimeError(
                 f"This {type(optimizer).__name__} shares its loss scale, so it can only step inside `with "
                 "shared.together():`. Put all calls that apply gradients into one such block, "
                 "inside strategy.run and inside the tf.function."
             )
-        if any(other.aggregate != update.aggregate for _, other in self._step.members):
+        if any(other.aggregate != update.aggregate for _, other in self._open_step.members):
             raise ValueError(
                 "Optimizers that step together must all get gradients that are already summed over the replicas, or "
                 "all get gradients that are not. Pass skip_gradients_aggregation=True to all of them, or to none."
             )
-        self._step.members.append((optimizer, update))
+        self._open_step.members.append((optimizer, update))
         return True
 
 
@@ -146,8 +146,8 @@ class _JointUpdate(Update):
     def count_exponents(self) -> list[tf.Operation]:
         return [counted for update in self._updates for counted in update.count_exponents()]
 
-    def unscale(self) -> list[Any]:
-        each = [update.unscale() for update in self._updates]
+    def unscaled_gradients(self) -> list[Any]:
+        each = [update.unscaled_gradients() for update in self._updates]
         self._ends = list(itertools.accumulate(map(len, each)))
         return [gradient for own in each for gradient in own]
 

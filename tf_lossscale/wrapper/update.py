@@ -18,7 +18,7 @@ _TRAITS = ("constraint", "overwrite_with_gradient")
 
 
 class Update(step.Update):
-    """One update of variables by a wrapper. The constructor also creates the inner optimizer's variables.
+    """One update of variables by a wrapper.
 
     Args:
         optimizer: a LossScaleOptimizer.
@@ -39,12 +39,16 @@ class Update(step.Update):
         keywords: dict[str, Any],
     ):
         self.optimizer, self._family = optimizer, optimizer._family
-        if not tf.executing_eagerly():
-            self._family.require_graph_mode()
         self._gradients, self._variables, self._keywords = gradients, variables, keywords
         self._scaled = scaled
         self.aggregate = aggregate and self._family.sums_over_replicas
         self.observes = optimizer._diagnosis is not None
+
+    def prepare(self) -> None:
+        """Create the variables of the optimizer that do not exist yet, and decide whether XLA compiles the step."""
+        if not tf.executing_eagerly():
+            self._family.require_graph_mode()
+        optimizer = self.optimizer
         if optimizer._compiled_steps is None or not self._compiles():
             self._build()
             return
@@ -68,7 +72,10 @@ class Update(step.Update):
         exponents = self.optimizer._exponents
         if exponents is None:
             return []
-        return exponents.record(self._names_to_count, self._as_they_arrived, self.optimizer._factor)
+        return exponents.record(self._names_to_count, self._as_they_arrived, self._current_factor)
+
+    def _current_factor(self) -> tf.Tensor:
+        return self.optimizer._factor.current(self.optimizer._loss_scale)
 
     def _names_to_count(self) -> tuple[str, ...]:
         if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in self._variables):
@@ -89,16 +96,17 @@ class Update(step.Update):
         found = [quotient_of(gradient) for gradient in self._gradients]
         if all(scaled is not None or g is None for scaled, g in zip(found, self._gradients)):
             return found
-        factor = self.optimizer._factor()
+        factor = self._current_factor()
         return [
             multiplied(gradient, factor) if scaled is None else scaled
             for scaled, gradient in zip(found, self._gradients)
         ]
 
-    def unscale(self) -> list[Any]:
+    def unscaled_gradients(self) -> list[Any]:
         if not self._scaled:
             return self._gradients
-        return self._family.unscale(self._gradients, self.optimizer._factor_of_loss(), self._variables)
+        factor = self.optimizer._factor.for_gradients(self.optimizer._loss_scale)
+        return self._family.unscale(self._gradients, factor, self._variables)
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
         return self._family.reduce(gradients, self._variables)

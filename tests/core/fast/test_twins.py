@@ -23,7 +23,7 @@ from tf_lossscale.core import fast, finite, replicas, scaling, variables
 from tf_lossscale.core import step as step_lib
 from tf_lossscale.core.fast import packing
 from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.step import Update, step
+from tf_lossscale.core.step import Update, take_step
 
 SETTINGS = hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 EDGES = [0.0, -0.0, 1.0, -3.0, 7.3, 1e-20, 3e38, -3e38, float("inf"), float("nan")]
@@ -52,7 +52,7 @@ class Assignment(Update):
     def __init__(self, scaled, scale, variables):
         self.scaled, self.scale, self.variables = scaled, scale, variables
 
-    def unscale(self):
+    def unscaled_gradients(self):
         return scaling.unscale(self.scaled, self.scale)
 
     def apply(self, gradients):
@@ -85,7 +85,7 @@ class Step:
             values = tf.convert_to_tensor(held)
             sparse = tf.IndexedSlices(values, tf.constant([1, 0]), tf.constant([2, 2]))
             scaled.append({"dense": values, "sparse": sparse, "none": None}[kind])
-        step(self.loss_scale, Assignment(scaled, self.loss_scale(), self.variables))
+        take_step(self.loss_scale, Assignment(scaled, self.loss_scale(), self.variables))
 
     def bits_after(self, arrays, scale):
         """The bits of all that a step can change."""

@@ -1,0 +1,60 @@
+"""The factor by which a step multiplies its loss, and by which it later divides the gradients."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale.core import replicas
+from tf_lossscale.core.state import LossScale
+from tf_lossscale.wrapper.family import Family
+
+
+class LossFactor:
+    """The loss scale, multiplied by the inner optimizer's `loss_scale_factor` if that is set.
+
+    Under a ParameterServerStrategy, another worker may change the scale between the loss and the gradients of a step.
+    Each thread therefore remembers the factor of its last loss.
+
+    Args:
+        family: the inner optimizer's family.
+    """
+
+    def __init__(self, family: Family):
+        self._family = family
+        self._thread = threading.local()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LossFactor:
+        return LossFactor(copy.deepcopy(self._family, memo))
+
+    def current(self, loss_scale: LossScale) -> tf.Tensor:
+        """Return the factor at this moment, a float32 scalar."""
+        factor = self._family.loss_scale_factor
+        return loss_scale() if factor is None else loss_scale() * factor
+
+    def for_loss(self, loss_scale: LossScale) -> tf.Tensor:
+        """Return the factor to multiply a loss by."""
+        factor = self.current(loss_scale)
+        if replicas.workers_step_alone():
+            self._thread.factor = factor
+        return factor
+
+    def for_gradients(self, loss_scale: LossScale) -> tf.Tensor:
+        """Return the factor by which this step's loss was multiplied."""
+        factor: Any = getattr(self._thread, "factor", None)
+        if factor is None or not replicas.workers_step_alone():
+            return self.current(loss_scale)
+        if getattr(factor, "graph", None) is (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()):
+            return factor
+        logging.log_first_n(
+            logging.WARNING,
+            "The loss was scaled in a different tf.function from the one that unscales its gradients. The gradients "
+            "are divided by the current loss scale, but another worker may have changed the scale in between. Scale "
+            "the loss in the function that unscales the gradients.",
+            1,
+        )
+        return self.current(loss_scale)
