@@ -38,7 +38,7 @@ def minimize(
     seed: Any = None,
     name: str = "minimize",
 ) -> Any:
-    """`tfp.math.minimize`, with gradients that do not vanish in float16.
+    """Like `tfp.math.minimize`, but with gradients that do not vanish in float16.
 
     The loss is scaled only where the gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
     the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but the trace still contains
@@ -64,7 +64,8 @@ def minimize(
         trainable_variables: the variables to train; None for every variable that the loss uses.
         trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
             the function's result to the trace.
-        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
+        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops the loop
+            earlier.
         jit_compile: whether XLA compiles the loop.
         seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
         name: a name for the operations.
@@ -113,7 +114,7 @@ def fit_surrogate_posterior(
     seed: Any = None,
     name: str = "fit_surrogate_posterior",
 ) -> Any:
-    """`tfp.vi.fit_surrogate_posterior`, with gradients that do not vanish in float16.
+    """Like `tfp.vi.fit_surrogate_posterior`, but with gradients that do not vanish in float16.
 
     >>> import tensorflow as tf
     >>> import tensorflow_probability as tfp

@@ -287,13 +287,13 @@ def spread(low, high):
             {"kernel": np.tile(spread(0, 10), 99), "rare": np.array([2.0**-40])},
             "Float16's range is too narrow: without a loss scale <0.1% of the values that are not zero are outside its "
             "normal range, with the best loss scale, 2**5, <0.1%. Use bfloat16 or float32 for the variables with the "
-            "largest share: rare (100%).",
+            "largest fraction outside the range: rare (100%).",
         ),
         (
             {"wide": spread(-60, 15)},
             "Float16's range is too narrow: without a loss scale 60.5% of the values that are not zero are outside its "
             "normal range, with the best loss scale, 1, 60.5%. Use bfloat16 or float32 for the variables with the "
-            "largest share: wide (60.5%).",
+            "largest fraction outside the range: wide (60.5%).",
         ),
         ({"kernel": np.zeros(3)}, f"{UNKNOWN}: all of their values are zero."),
         ({}, f"{UNKNOWN}: all of their values are zero."),

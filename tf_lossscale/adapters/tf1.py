@@ -40,8 +40,8 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # TensorFlow 1's optimizers sum the gradients over the replicas again, so one replica passes the sum, and
-            # the others pass zeros.
+            # The gradients are already summed over the replicas, but TensorFlow 1's optimizers sum them again. One
+            # replica therefore passes the sum, and the other replicas pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [scaling.over_values(lambda g: tf.where(first, g, 0), gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
@@ -67,7 +67,7 @@ class Family(family.Family):
 class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     """The wrapper around a `tf.compat.v1.train.Optimizer`.
 
-    Its methods accept the same arguments as the methods of that class.
+    Its methods accept the same arguments as the inner optimizer's methods.
     """
 
     _family_class = Family
@@ -84,8 +84,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             var_list: a variable, a list of them or a function that returns one of these. The default is all
                 trainable variables of the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. An additional argument is `tape`, the tape
-                that recorded a loss tensor in eager mode.
+            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. There is an additional argument, `tape`:
+                in eager mode, the tape that recorded the loss if `loss` is a tensor.
 
         Returns:
             A list of (gradient, variable) pairs.

@@ -87,7 +87,7 @@ def rename_metric(metric: Any, name: str) -> None:
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Store the number of steps in an epoch in the model. The progress bar uses it if the data's length is unknown.
+    """Tell the model how many steps an epoch has. The progress bar shows the number if the data's length is unknown.
 
     >>> note_steps(tf_keras.Sequential(), 3)
 

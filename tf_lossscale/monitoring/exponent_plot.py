@@ -1,4 +1,4 @@
-"""Heat maps of the exponents of gradients, with float16's range marked: by variable, and over the steps of a run."""
+"""Heat maps of gradients' exponents, for each variable and over the steps of a run. Float16's range is marked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "o
 # The lightness of this colour map increases steadily, so that colour-blind people can read it.
 _COLOURS = "viridis"
 
-# The smallest share of values with a colour of its own. Smaller shares are drawn in the same colour.
+# The smallest fraction of values that has its own colour. Smaller fractions are drawn in this colour as well.
 _SMALLEST_SHARE = 1e-4
 
 # Sizes in inches: the height of a row, the width of a figure, and the maximum height of a figure.
@@ -103,7 +103,7 @@ def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
 
 
 def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
-    """Draw a colour bar below the axes. It shows which share of the values each colour stands for.
+    """Draw a colour bar below the axes. It shows which fraction of the values each colour stands for.
 
     Args:
         figure: the matplotlib figure.
@@ -155,7 +155,7 @@ def _colours() -> dict[str, Any]:
 
 
 def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:
-    """Return the range of exponents to draw. It includes all counted values, and float16's range with a margin."""
+    """Return the range of exponents to draw: all exponents that occur, and float16's range with a margin."""
     values = np.concatenate([counts.counts[:, FINITE] for counts in run])
     around = [SUBNORMAL - 7, MAXIMUM + 6, *(np.flatnonzero(values.sum(axis=0)) + LOWEST).tolist()]
     return max(min(around), LOWEST), min(max(around), HIGHEST)
@@ -166,7 +166,7 @@ def _shares(counts: np.ndarray) -> np.ndarray:
 
 
 def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], np.ndarray]:
-    """Return the bin edges along the exponent axis, and the share of values in each bin.
+    """Return the bin edges along the exponent axis, and the fraction of values in each bin.
 
     The bins are the zeros, a gap, the exponents, another gap, and the infinite values together with the NaNs.
     """
@@ -178,7 +178,7 @@ def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], n
 
 
 def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
-    """Mark float16's ranges with lines, label the ranges beside the axis, and label the ticks with exponents."""
+    """Mark float16's ranges with lines, label the ranges next to the axis, and label the ticks with exponents."""
     stroke = optional.load("matplotlib.patheffects", "plot").withStroke(linewidth=3, foreground="white")
     line = axis.axvline if along == "x" else axis.axhline
     begins = [low, *(begin for begin, _ in _RANGES), high + 1]
@@ -201,7 +201,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges of the heat map's columns. An edge is halfway between two counted steps; step 1 begins at 0.5.
+    """Return the edges of the heat map's columns. Edges are halfway between two counted steps, and at least 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]

@@ -17,7 +17,7 @@ from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables, es
 from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import ExponentCounts
 
-# For each curve, the tag of its scalars and the label of its axis.
+# Maps the tag of each curve's scalars to the label of the curve's axis.
 _LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped steps, in all"}
 Series = list[tuple[int, float]]
 
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Return a dict from the path of each picture to the function that draws it and to the names of its runs."""
+    """Map each picture's path to the function that draws the picture, and to the names of the runs in it."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(
@@ -137,8 +137,8 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
         logdir: the folder. Event files in its subfolders are read as well.
 
     Returns:
-        A dict from the name of each run that logged a loss scale to the curves of the run. The curves are a dict from
-        `loss_scale`, `loss` and `skipped_steps` to a list of (step, value).
+        A dict from the name of each run that logged a loss scale to the curves of the run. The curves are a dict that
+        maps `loss_scale`, `loss` and `skipped_steps` to lists of (step, value) pairs.
     """
     runs: dict[str, dict[str, Series]] = {}
     for path in sorted(logdir.rglob("*.tfevents.*")):
@@ -185,7 +185,7 @@ def _skips(run: dict[str, Series]) -> list[int]:
 def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
     import tensorflow as tf
 
-    # `write_summary` writes the tags as they are. Keras's TensorBoard callback adds the prefix `epoch_`.
+    # `write_summary` uses these tags. Keras's TensorBoard callback adds the prefix `epoch_` to them.
     kinds = {tag: kind for kind in _LABELS for tag in (kind, f"epoch_{kind}")}
     found = []
     try:

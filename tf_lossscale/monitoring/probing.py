@@ -1,4 +1,4 @@
-"""Count the gradients of an optimizer without a loss scale by exponent, to see whether they would fit in float16."""
+"""Count an optimizer's gradients by exponent, to see whether they would fit in float16 with or without a loss scale."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tf_lossscale.wrapper.readings import require_values
 
 @contextlib.contextmanager
 def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
-    """Count the gradients of an optimizer without a loss scale by exponent, inside a `with` block.
+    """Inside a `with` block, count an optimizer's gradients by exponent. The optimizer must have no loss scale.
 
     Use it in a program that trains in float32. The report says how much of the gradients would be lost in float16,
-    without a loss scale and with the best loss scale. Training takes bit for bit the same steps as without the probe.
-    The end of the block restores the optimizer's methods. The report can still be read after the block.
+    without a loss scale and with the best loss scale. The training steps are bit for bit the same as without the probe.
+    At the end of the block, the optimizer's methods are restored. The report can still be read after the block.
 
     >>> import tf_lossscale
     >>> optimizer, weight = tf.keras.optimizers.SGD(0.5), tf.Variable([1.0, 1.0], name="weight")
@@ -38,8 +38,8 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
     >>> row.vanished_unscaled
     0.5
 
-    If the step is in a `tf.function`, trace the function inside the block, and do not call it outside the block. If
-    `fit` of a Keras model was called before the block, call `compile` again inside the block.
+    If the step is in a `tf.function`, trace the function inside the block, and do not call it outside the block. If a
+    Keras model's `fit` was called before the block, call `compile` again inside the block.
 
     Args:
         optimizer: an optimizer that `LossScaleOptimizer` could wrap, but that is not wrapped.
@@ -60,7 +60,7 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
             f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count its gradients "
             'with LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
         )
-    # This call raises an error if no adapter supports the optimizer.
+    # This call raises an error if the optimizer is not supported.
     families.adapter_of(optimizer)
     counting = Probe(families.of(optimizer), every)
     methods = {name: counting.method(getattr(optimizer, name)) for name in _METHODS if hasattr(optimizer, name)}
@@ -94,16 +94,17 @@ class Probe:
     def __init__(self, family: Family, every: int):
         self._family = family
         self._exponents = Exponents(every)
-        # Thread-local, because each replica runs in its own thread. `inside` is True while a wrapped method runs.
+        # The attribute `inside` is True while a wrapped method runs. It is thread-local, because each replica runs in
+        # its own thread.
         self._thread = threading.local()
-        # True once a counted gradient was a float16 tensor.
+        # Whether any counted gradient was a float16 tensor.
         self._in_float16 = False
 
     def precision_report(self) -> PrecisionReport:
         """Report how much of each variable's gradient in the last counted step would be lost in float16.
 
         Returns:
-            The report, which holds plain data and prints as a table.
+            The report, which contains plain data and prints as a table.
 
         Raises:
             ValueError: no step has been counted yet.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _option(name: str) -> property:
     def read(self: Any) -> Any:
-        # The Keras constructor reads and writes options before the parameter groups exist.
+        # Keras's constructor reads and writes options before the parameter groups exist.
         return self._groups[0][name] if self._groups else self._defaults[name]
 
     def write(self: Any, value: Any) -> None:
@@ -68,15 +68,16 @@ class AdafactorBase(hooks.Hooked):
     _var_key: Callable[[Any], Any]
     #: The names of the Keras optimizer arguments that Adafactor accepts as `**kwargs`.
     _keras_arguments: tuple[str, ...]
-    #: The Keras library's module `optimizers.schedules`.
+    #: The Keras library's `optimizers.schedules` module.
     _schedules: Any
     #: Calls the constructor of Keras's optimizer base class with keyword arguments.
     _init_keras: Callable[..., None]
     #: Returns the tf.Variable behind a variable of Keras 3 or tf_keras.
     _tensor_variable: Callable[[Any], Any]
-    #: Creates a variable for a learning rate, with an initial value.
+    #: Creates the variable in which a learning rate is stored, from its initial value.
     _new_rate_variable: Callable[[float], Any]
-    #: Creates a variable of zeros on a parameter's device, from the parameter, a name, a shape and a dtype.
+    #: Creates a variable of zeros on a parameter's device. Its arguments are the parameter, a name, a shape and a
+    #: dtype.
     _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
     #: Returns the variables for which the optimizer was built, in the order in which they were passed to `build`.
     _built_for: Callable[[], list[Any]]
@@ -267,7 +268,7 @@ class AdafactorBase(hooks.Hooked):
         self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        # Do nothing: the update of Adafactor includes the weight decay.
+        # Do nothing, because Adafactor's own update includes the weight decay.
         pass
 
     # The update. ------------------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ class AdafactorBase(hooks.Hooked):
             call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
-        """Increment the step counts of the variables at these indices in a group. Return their new step counts."""
+        """Increment the step counts of the variables at these indices in a group. Return the new step counts."""
         steps = self._tensor_variable(group.steps)
         if indices == list(range(len(group["params"]))):
             steps.assign_add(tf.ones(steps.shape), read_value=False)
@@ -324,7 +325,7 @@ class AdafactorBase(hooks.Hooked):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Split the indices of `members` into batches. With `foreach`, variables of equal shape and dtype share one."""
+        """Split the indices of `members` into batches. With `foreach`, a batch has variables of one shape and dtype."""
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}
@@ -339,7 +340,7 @@ class AdafactorBase(hooks.Hooked):
     def _update(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Update one variable, or several variables of the same shape and the same group."""
+        """Update one variable, or several variables of the same shape, dtype and group."""
         variables = [self._tensor_variable(variable) for variable in variables]
         # Converting IndexedSlices to a tensor adds up the rows with the same index.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]

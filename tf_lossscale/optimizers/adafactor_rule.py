@@ -28,7 +28,7 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         and columns of the last two dimensions. With fewer dimensions, the only name is `variance`.
     """
     shape = tuple(shape)
-    # The names are the names in the state dict of PyTorch's Adafactor.
+    # PyTorch's Adafactor uses these names in its state dict.
     if len(shape) < 2:
         return {"variance": shape}
     return {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
@@ -97,7 +97,7 @@ def update(
         moments: the second moments, in the order of `moment_shapes`, of the parameter's dtype.
         weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
         rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
-        shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`; None for no weight decay.
+        shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`. None means no weight decay.
         eps: (eps1, eps2). If eps1 is None, the distance from 1 to the next larger number of the dtype is used.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
@@ -105,7 +105,7 @@ def update(
             an additional first axis with one entry for each parameter.
 
     Returns:
-        The change, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
+        The amount, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
         `moments`.
     """
     dtype, wide = parameter.dtype, compute_dtype(parameter.dtype)

@@ -30,7 +30,7 @@ class Handle:
     0
 
     Args:
-        hooks: the dict that holds the hook.
+        hooks: the dict that contains the hook.
         key: the hook's key in this dict.
     """
 
@@ -39,7 +39,7 @@ class Handle:
         self._key = key
 
     def remove(self) -> None:
-        """Remove the hook. Functions that were traced with it no longer call it. Calling `remove` again does nothing.
+        """Remove the hook. Functions that were traced with the hook no longer call it. A second call does nothing.
 
         >>> hooks = Hooks()
         >>> handle = hooks.register(print)
@@ -99,7 +99,7 @@ class Hooks:
 class Hooked:
     """Base class of optimizers with hooks. Each method that registers a hook returns a `Handle`.
 
-    The attribute `_hooks` contains a `Hooks` for each kind of event. `all_moments` creates it.
+    The `_hooks` attribute maps each kind of event to a `Hooks` object. `all_moments` creates this dict.
     """
 
     _hooks: dict[str, Hooks]
@@ -286,7 +286,7 @@ after_every_step = Hooks()
 
 
 def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
-    """Call a function before every step of every optimizer of this package.
+    """Call a function before every step of each of this package's optimizers.
 
     >>> handle = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: None)
     >>> handle.remove()
@@ -301,7 +301,7 @@ def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
 
 
 def register_optimizer_step_post_hook(hook: Hook) -> Handle:
-    """Call a function after every step of every optimizer of this package.
+    """Call a function after every step of each of this package's optimizers.
 
     >>> handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: None)
     >>> handle.remove()

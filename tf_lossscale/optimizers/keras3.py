@@ -54,9 +54,9 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
 
-    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper: the learning
-    rate bounds the step size and is multiplied by the parameter's RMS, eps1 bounds V from below instead of being added
-    to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
+    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper's in four
+    ways: the learning rate bounds the step size and is multiplied by the parameter's RMS, eps1 bounds V from below
+    instead of being added to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with

@@ -15,8 +15,7 @@ from tf_lossscale.optimizers.rates import Rate
 class ParameterGroup(MutableMapping[str, Any]):
     """A parameter group as in PyTorch: a mapping with options and the entry "params", which contains the variables.
 
-    The entry "lr" is stored in a variable, so that a new value also takes effect in a tf.function that is already
-    traced.
+    The entry "lr" is stored in a variable, so a new value also takes effect in a tf.function that is already traced.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> group = Adafactor([tf.Variable(1.0)]).param_groups[0]
@@ -30,7 +29,7 @@ class ParameterGroup(MutableMapping[str, Any]):
         own: names of the options that were passed for this group. These options do not change when the optimizer's
             option of the same name is changed.
 
-    The attribute `steps` is a float32 variable with the step count of each variable of the group. It is None before the
+    The `steps` attribute is a float32 variable with the step count of each variable in the group. It is None before the
     optimizer is built.
     """
 
@@ -104,8 +103,8 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
     listed = list(params)
     if not listed:
         raise ValueError(
-            "`params` is an empty list. Pass the variables to optimize, or None to optimize the variables that "
-            "apply_gradients gets."
+            "`params` is an empty list. Pass the variables to optimize, or None to optimize the variables that are "
+            "passed to apply_gradients."
         )
     if not isinstance(listed[0], Mapping):
         listed = [{"params": listed}]

@@ -12,8 +12,8 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is stored in a variable of the optimizer, so that a traced tf.function uses the new number after a change.
-    This variable is created for schedules and functions as well, so that the saved state always has the same variables.
+    A number is stored in a variable of the optimizer, so a traced tf.function uses the new number after a change. The
+    variable is also created for schedules and functions, because the saved state must always have the same variables.
 
     Args:
         optimizer: an `AdafactorBase`.
@@ -54,7 +54,7 @@ class Rate:
         return tf.reshape(tf.convert_to_tensor(source), [])
 
     def number(self) -> Any:
-        """Return the learning rate as a number. If it is a variable that the user passed, return an array."""
+        """Return the learning rate as a number. For a variable that the user passed, return its value as an array."""
         value = self.read()
         if callable(value):
             return float(self.now().numpy())

@@ -1,4 +1,4 @@
-"""Checks of PyTorch's state dicts before they are loaded."""
+"""Checks state dicts in PyTorch's format before they are loaded."""
 
 from __future__ import annotations
 

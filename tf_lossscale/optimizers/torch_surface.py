@@ -15,7 +15,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 class TorchSurface(AdafactorBase):
-    """The methods of PyTorch's optimizers. As in PyTorch, a variable's attribute `grad` holds its gradient."""
+    """The methods of PyTorch's optimizers. As in PyTorch, a variable's `grad` attribute contains its gradient."""
 
     # Groups. ----------------------------------------------------------------------------------------------------
 
@@ -78,11 +78,11 @@ class TorchSurface(AdafactorBase):
         3.0
 
         Args:
-            closure: a function without arguments that returns the loss. It may be None if the attributes `grad` are
+            closure: a function without arguments that returns the loss. It may be None if the `grad` attributes are
                 set.
 
         Returns:
-            The result of the closure; None without a closure.
+            The result of the closure. Without a closure, the result is None.
 
         Raises:
             RuntimeError: a hook returned something other than None or (new args, new kwargs).
@@ -157,8 +157,8 @@ class TorchSurface(AdafactorBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of PyTorch's Adafactor, with PyTorch tensors or NumPy arrays.
 
-        In this way, training that began in PyTorch can be continued. The optimizer's `iterations`, which learning rate
-        schedules read, is set to the largest "step" in the state dict.
+        A training run that began in PyTorch can be continued this way. The optimizer's `iterations`, which learning
+        rate schedules read, is set to the largest "step" in the state dict.
 
         Args:
             state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.
