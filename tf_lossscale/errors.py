@@ -1,7 +1,7 @@
 """Checks arguments, and raises errors with consistent messages.
 
 Every message names the argument, the value that was passed, what is allowed, and what to do. The errors are built-in
-exceptions, so that existing ``except ValueError`` code keeps working.
+exceptions, so existing `except ValueError` code keeps working.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
         cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 
-    # Both Keras libraries refuse to register a class without `get_config`.
+    # Both Keras libraries refuse to register a class without a `get_config` method.
     def get_config(self: Any) -> dict[str, Any]:
         return {}
 

@@ -295,8 +295,8 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        # The numbers of variables differ if, for example, a layer was frozen after the optimizer was saved. Keras logs
-        # a warning in this case, too.
+        # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen in
+        # between. Keras logs a warning in this case, too.
         if len(values) != len(inner):
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []

@@ -44,7 +44,6 @@ class Family(family.Family):
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
-    # Nadam sets `_m_cache_read` in each step.
     set_in_each_step = ("_m_cache_read",)
     slots_need_gradients = True
     delegated = (

@@ -137,8 +137,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if counts is None or (optimizer._exponents, counts.step) == self._counted:
             return
         self._counted = (optimizer._exponents, counts.step)
-        # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, but its
-        # `total_steps` continues. The difference is the number of steps that were taken before the optimizer was saved.
+        # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, whereas
+        # its `total_steps` was loaded. The difference is the number of steps that were taken before the optimizer was
+        # saved.
         earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
         counts = dataclasses.replace(counts, step=counts.step + earlier)
         write_histograms(counts)
@@ -155,7 +156,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
             return value_of(getattr(holder, name))
-        # In a graph, all readings evaluate the same tensor, so that the graph does not grow.
+        # In a graph, all readings evaluate the same tensor, so the graph does not grow.
         if name not in self._tensors:
             value = getattr(holder, name)
             self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value

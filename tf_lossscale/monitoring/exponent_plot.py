@@ -21,7 +21,7 @@ from tf_lossscale.writing import whole_file
 # float16.
 _RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "over-\nflow"))
 
-# The lightness of this colour map increases steadily, so that colour-blind people can read it.
+# The lightness of this colour map increases steadily, so colour-blind people can read it.
 _COLOURS = "viridis"
 
 # The smallest fraction of values that has its own colour. Smaller fractions are drawn in this colour as well.
@@ -118,7 +118,7 @@ def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
 def save(figure: Any, out: pathlib.Path, dpi: int = 100) -> None:
     """Write a figure to a file. A failure leaves no partial file.
 
-    An SVG file contains no date, so that the same figure always produces the same file.
+    An SVG file contains no date, so the same figure always produces the same file.
 
     Args:
         figure: the matplotlib figure.

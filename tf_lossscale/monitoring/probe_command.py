@@ -102,8 +102,8 @@ class _Probes:
         self.by_name: dict[str, Any] = {}
         self.entered = contextlib.ExitStack()
         self._every = every
-        # The optimizers that took a step, by id. The dict keeps each optimizer alive, so that no other object can get
-        # the same id.
+        # The optimizers that took a step, by id. The dict keeps each optimizer alive, so no other object can get the
+        # same id.
         self._known: dict[int, Any] = {}
 
     def watch(self, name: str, patches: Patches, module: types.ModuleType) -> None:

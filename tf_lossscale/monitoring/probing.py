@@ -108,7 +108,8 @@ class Probe:
 
         Raises:
             ValueError: no step has been counted yet.
-            RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
+            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+                session.
         """
         return PrecisionReport(self.counts())
 
@@ -117,7 +118,8 @@ class Probe:
 
         Raises:
             ValueError: no step has been counted yet.
-            RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
+            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+                session.
         """
         require_values("precision_report")
         found = self._exponents.last()
@@ -130,7 +132,7 @@ class Probe:
         return dataclasses.replace(found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Count the next step, and then every `every`-th step after it."""
+        """Count the gradients of the next step, and then those of every `every`-th step after it."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -140,7 +140,7 @@ class PrecisionReport:
 
     @property
     def rows(self) -> tuple[VariablePrecision, ...]:
-        """A row for each variable, in the order of the counts."""
+        """A row for each variable, in the order of `counts.names`."""
         return self._all_rows[:-1]
 
     @property
