@@ -40,7 +40,7 @@ def minimize(
 ) -> Any:
     """Like `tfp.math.minimize`, but with gradients that do not vanish in float16.
 
-    The loss is scaled only where the gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
+    The loss is scaled only while its gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
     the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but the trace still contains
     an entry for this step.
 
@@ -64,8 +64,7 @@ def minimize(
         trainable_variables: the variables to train; None for every variable that the loss uses.
         trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
             the function's result to the trace.
-        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops the loop
-            earlier.
+        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops the loop early.
         jit_compile: whether XLA compiles the loop.
         seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
         name: a name for the operations.

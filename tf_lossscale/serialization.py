@@ -40,7 +40,7 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    # Use the module's own name, because a program may have stored tf_keras as `sys.modules["keras"]`.
+    # Use the library's `__name__`, because a program may have stored tf_keras as `sys.modules["keras"]`.
     name = families.library_in(library.__name__)
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:

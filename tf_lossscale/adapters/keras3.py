@@ -140,9 +140,9 @@ class Family(family.Family):
         return [each._iterations.assign_add(1) for each in counting]
 
     def start_averages(self) -> Any:
-        # Keras initializes a moving average in the step in which `iterations` is 0. If that step is skipped, the
-        # average is initialized here. Otherwise it would start at zero, and `finalize_variable_values` would overwrite
-        # the weights with averages that are too small.
+        # Keras initializes a moving average in the step in which `iterations` is 0. If that step is skipped, this
+        # method initializes the average. Otherwise the average would start at zero, and `finalize_variable_values`
+        # would overwrite the weights with averages that are too small.
         return [
             average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
             for each in _with_parts(self.inner)
@@ -216,7 +216,7 @@ class LossScaleOptimizer(
     def _init_base(self) -> None:
         self.__dict__.update(name=self._family.scope, _lock=False)
         for variable in self._loss_scale.variables:
-            # Keras uses the paths of variables as names in h5 files.
+            # In h5 files, Keras uses each variable's path as its name.
             variable.path = f"{self.name}/{variable.name.split(':')[0]}"
 
     @property
@@ -295,8 +295,8 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen in
-        # between. Keras logs a warning in this case, too.
+        # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen after
+        # the optimizer was saved. Keras logs a warning in this case, too.
         if len(values) != len(inner):
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
@@ -366,7 +366,7 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether a wrapper saved the values. A wrapper's first four values are scalars, and the second is 0."""
+    """Return whether the saved values are a wrapper's. If so, the first four are scalars, and the second is 0."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 

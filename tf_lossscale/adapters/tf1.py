@@ -81,8 +81,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
-            var_list: a variable, a list of them or a function that returns one of these. The default is all
-                trainable variables of the graph.
+            var_list: a variable, a list of variables, or a function that returns either. The default is all trainable
+                variables in the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
             **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. There is an additional argument, `tape`:
                 in eager mode, the tape that recorded the loss if `loss` is a tensor.
@@ -132,7 +132,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         Args:
             loss: a tensor, or in eager mode a function that returns one.
             global_step: a variable that counts the applied steps.
-            var_list: the variables. The default is all trainable variables of the graph.
+            var_list: the variables. The default is all trainable variables in the graph.
             gate_gradients: as in `tf.compat.v1.train.Optimizer.minimize`.
             aggregation_method: as in `tf.compat.v1.train.Optimizer.minimize`.
             colocate_gradients_with_ops: as in `tf.compat.v1.train.Optimizer.minimize`.

@@ -56,8 +56,8 @@ class Family(family.Family):
         inner = self.inner
         _require_no_clipping_in_central_storage(inner)
         replicas.give_copies(inner, ("_iterations",), inner._weights)
-        # The variables are created in a name scope with the optimizer's name, as in tf_keras. In a checkpoint, only
-        # these names distinguish Adam from Adamax.
+        # As in tf_keras, the variables are created in a name scope, so their names begin with the optimizer's name. In
+        # a checkpoint, only these names distinguish Adam from Adamax.
         with tf.name_scope(inner._name), tf.init_scope():
             inner._create_all_weights(variables)
 
@@ -204,7 +204,7 @@ def _require_number(name: str, value: Any) -> None:
 
 def _require_not_saved_beside(inner: Any) -> None:
     """Raise an error if the checkpoint being written contains both the wrapper and its inner optimizer."""
-    # While TensorFlow writes a checkpoint, it asks each object for its slots. It raises an error if two objects return
+    # While TensorFlow writes a checkpoint, it asks each object for its slots, and raises an error if two objects return
     # the same slots.
     saving = sys._getframe(2)
     if saving.f_code.co_name != "serialize_slot_variables":

@@ -69,8 +69,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Keras waits for each batch if a callback has the `on_train_batch_end` method, so the method is set only
-            # if it is needed.
+            # Keras waits for each batch if a callback has an `on_train_batch_end` method, so this callback has the
+            # method only if `update_freq` is a number.
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a fraction, for example 0.2.")
         if optimizer is not None:
@@ -138,8 +138,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             return
         self._counted = (optimizer._exponents, counts.step)
         # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, whereas
-        # its `total_steps` was loaded. The difference is the number of steps that were taken before the optimizer was
-        # saved.
+        # its `total_steps` continues from the loaded value. The difference is the number of steps that were taken
+        # before the optimizer was saved.
         earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
         counts = dataclasses.replace(counts, step=counts.step + earlier)
         write_histograms(counts)

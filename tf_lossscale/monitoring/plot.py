@@ -1,6 +1,4 @@
-"""The subcommand `tf-lossscale plot`. From a folder of logs, it plots the loss scale, the loss, the skipped steps and
-the exponents of the gradients.
-"""
+"""The `tf-lossscale plot` subcommand, which plots the loss scale, the loss, skipped steps and gradients' exponents."""
 
 from __future__ import annotations
 
@@ -137,7 +135,7 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
         logdir: the folder. Event files in its subfolders are read as well.
 
     Returns:
-        A dict from the name of each run that logged a loss scale to the curves of the run. The curves are a dict that
+        A dict that maps the name of each run that logged a loss scale to the run's curves. The curves are a dict that
         maps `loss_scale`, `loss` and `skipped_steps` to lists of (step, value) pairs.
     """
     runs: dict[str, dict[str, Series]] = {}
@@ -185,7 +183,8 @@ def _skips(run: dict[str, Series]) -> list[int]:
 def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
     import tensorflow as tf
 
-    # `write_summary` uses these tags. Keras's TensorBoard callback adds the prefix `epoch_` to them.
+    # `write_summary` uses the names of the curves as tags. Keras's TensorBoard callback adds the prefix `epoch_` to
+    # them.
     kinds = {tag: kind for kind in _LABELS for tag in (kind, f"epoch_{kind}")}
     found = []
     try:

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale probe`, which reports whether a float32 program's gradients would fit in float16."""
+"""The `tf-lossscale probe` subcommand, which reports whether a float32 program's gradients would fit in float16."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tf_lossscale.precision.report_text import whether_float16_fits
 _EVERY = 10
 
 # Maps each module of Keras and tf_keras that defines a base class of optimizers to the name of that class. Keras 3 has
-# no `legacy.optimizer_v2` module, so its entry has no effect.
+# no `legacy.optimizer_v2` module, so the entry for that module has no effect.
 _PLACES = {
     f"{package}.src.optimizers.{module}": name
     for package in ("keras", "tf_keras")

@@ -59,7 +59,7 @@ def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.
     Args:
         steps: the step numbers, counted from 1; a floating-point tensor.
         lr: the learning rate, a scalar of the same dtype.
-        beta2_decay: the weight is the step number to the power of this exponent, at most 0.
+        beta2_decay: an exponent, at most 0. The weight is the step number to this power.
 
     Returns:
         Two tensors with the shape and dtype of `steps`.

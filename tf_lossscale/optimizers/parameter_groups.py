@@ -13,9 +13,9 @@ from tf_lossscale.optimizers.rates import Rate
 
 
 class ParameterGroup(MutableMapping[str, Any]):
-    """A parameter group as in PyTorch: a mapping with options and the entry "params", which contains the variables.
+    """A parameter group as in PyTorch: a mapping with the options and a "params" entry, which contains the variables.
 
-    The entry "lr" is stored in a variable, so a new value also takes effect in a tf.function that is already traced.
+    The "lr" entry is stored in a variable, so a new value also takes effect in a tf.function that is already traced.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> group = Adafactor([tf.Variable(1.0)]).param_groups[0]
@@ -26,7 +26,7 @@ class ParameterGroup(MutableMapping[str, Any]):
     Args:
         entries: "params" and the options, in order. The value of "lr" is ignored; `rate` replaces it.
         rate: the learning rate.
-        own: names of the options that were passed for this group. These options do not change when the optimizer's
+        own: the names of the options that were passed for this group. These options do not change when the optimizer's
             option of the same name is changed.
 
     The `steps` attribute is a float32 variable with the step count of each variable in the group. It is None before the

@@ -12,8 +12,9 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is stored in a variable of the optimizer, so a traced tf.function uses the new number after a change. The
-    variable is also created for schedules and functions, because the saved state must always have the same variables.
+    A number is stored in one of the optimizer's variables, so a traced tf.function uses the new number after a change.
+    The variable is also created for schedules and functions, because the saved state must always have the same
+    variables.
 
     Args:
         optimizer: an `AdafactorBase`.
@@ -30,7 +31,7 @@ class Rate:
         self.source = self._variable if isinstance(value, float) else value
 
     def read(self) -> Any:
-        """Return the learning rate as it was set: a number, or a variable, schedule or function."""
+        """Return the learning rate as it was set: a number, variable, schedule or function."""
         if self.source is not self._variable:
             return self.source
         variable = self._optimizer._tensor_variable(self._variable)
