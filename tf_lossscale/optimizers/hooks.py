@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,8 +14,6 @@ from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import in_xla_context, operations
 
 Hook = Callable[..., Any]
-
-_names = itertools.count()
 
 
 class Handle:
@@ -30,13 +27,13 @@ class Handle:
     0
 
     Args:
-        hooks: the dict that contains the hook.
-        key: the hook's key in this dict.
+        hooks: the list that contains the handles of all hooks for the same event.
+        hook: the hook.
     """
 
-    def __init__(self, hooks: dict[int, Hook], key: int):
+    def __init__(self, hooks: list[Handle], hook: Hook):
+        self.hook = hook
         self._hooks = hooks
-        self._key = key
 
     def remove(self) -> None:
         """Remove the hook. Functions that were traced with the hook no longer call it. A second call does nothing.
@@ -47,7 +44,8 @@ class Handle:
         >>> list(hooks)
         []
         """
-        self._hooks.pop(self._key, None)
+        if self in self._hooks:
+            self._hooks.remove(self)
 
     def __enter__(self) -> Handle:
         return self
@@ -66,7 +64,7 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._handles: list[Handle] = []
         #: Whether a tf.function was traced while there were no hooks. Such a function never calls hooks that are
         #: registered later.
         self.traced_without = False
@@ -86,14 +84,12 @@ class Hooks:
                 "A step hook was registered after a tf.function that takes steps was traced. That function does not "
                 "call it. Register hooks before the first step, or make a new tf.function."
             )
-        key = next(_names)
-        self._hooks[key] = hook
-        if prepend:
-            self._hooks.move_to_end(key, last=False)
-        return Handle(self._hooks, key)
+        handle = Handle(self._handles, hook)
+        self._handles.insert(0 if prepend else len(self._handles), handle)
+        return handle
 
     def __iter__(self) -> Iterator[Hook]:
-        return iter(list(self._hooks.values()))
+        return iter([handle.hook for handle in self._handles])
 
 
 class Hooked:
