@@ -74,8 +74,8 @@ class AdafactorBase(hooks.Hooked):
     _init_keras: Callable[..., None]
     #: Returns the tf.Variable behind a variable of Keras 3 or tf_keras.
     _tensor_variable: Callable[[Any], Any]
-    #: Creates the variable in which a learning rate is stored, from its initial value.
-    _new_rate_variable: Callable[[float], Any]
+    #: Creates the variable in which a learning rate is stored, from its initial value and a name.
+    _new_rate_variable: Callable[[float, str], Any]
     #: Creates a variable of zeros on a parameter's device. Its arguments are the parameter, a name, a shape and a
     #: dtype.
     _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
@@ -160,8 +160,8 @@ class AdafactorBase(hooks.Hooked):
         if self._is_built:
             return
         super().build(self._take(variables))  # type: ignore[misc]
-        for group in self._groups:
-            self._make_state(group)
+        for number, group in enumerate(self._groups):
+            self._make_state(group, number)
 
     def _add_group(self, given: dict[str, Any]) -> None:
         for variable in given["params"]:
@@ -179,12 +179,13 @@ class AdafactorBase(hooks.Hooked):
         arguments.check(entries)
         if self._is_built:
             self._join(given["params"])
-        rate = (Rate if self._groups else FirstRate)(self, entries["lr"])
+        number = len(self._groups)
+        rate = (Rate if self._groups else FirstRate)(self, entries["lr"], _numbered("learning_rate", number))
         group = ParameterGroup(entries, rate, given)
         self._groups.append(group)
         self._file(group)
         if self._is_built:
-            self._make_state(group)
+            self._make_state(group, number)
 
     def _file(self, group: ParameterGroup) -> None:
         self._places.update({self._var_key(variable): (group, i) for i, variable in enumerate(group["params"])})
@@ -209,9 +210,10 @@ class AdafactorBase(hooks.Hooked):
         known = {self._var_key(variable) for variable in variables}
         return [*variables, *(variable for variable in self._parameters() if self._var_key(variable) not in known)]
 
-    def _make_state(self, group: ParameterGroup) -> None:
+    def _make_state(self, group: ParameterGroup, number: int) -> None:
         if group["params"]:
-            group.steps = self.add_variable((len(group["params"]),), dtype="float32", name="steps")
+            name = _numbered("steps", number)
+            group.steps = self.add_variable((len(group["params"]),), dtype="float32", name=name)
         for variable in group["params"]:
             dtype = tf.as_dtype(getattr(variable, "true_dtype", variable.dtype))
             self._moments[self._var_key(variable)] = {
@@ -361,6 +363,11 @@ class AdafactorBase(hooks.Hooked):
             variable.assign_sub(change, read_value=False)
             for target, value in zip(kept, new):
                 target.assign(value, read_value=False)
+
+
+def _numbered(name: str, group: int) -> str:
+    # All variables of an optimizer must have different names, because h5 files store variables by name.
+    return f"{name}_{group}" if group else name
 
 
 def _say_what_foreach_costs(batches: list[list[Any]]) -> None:

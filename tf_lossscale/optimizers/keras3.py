@@ -102,8 +102,8 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     def _tensor_variable(self, variable: Any) -> Any:
         return variable.value if isinstance(variable, keras.Variable) else variable
 
-    def _new_rate_variable(self, value: float) -> Any:
-        variable = self.add_variable((), dtype="float64", aggregation="only_first_replica", name="learning_rate")
+    def _new_rate_variable(self, value: float, name: str) -> Any:
+        variable = self.add_variable((), dtype="float64", aggregation="only_first_replica", name=name)
         variable.assign(value)
         return variable
 

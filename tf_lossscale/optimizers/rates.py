@@ -19,15 +19,16 @@ class Rate:
     Args:
         optimizer: an `AdafactorBase`.
         value: a number, a variable, a `LearningRateSchedule` or a function without arguments.
+        name: the name of the variable in which a number is stored.
     """
 
     #: The variable, schedule or function from which the learning rate is read.
     source: Any
 
-    def __init__(self, optimizer: Any, value: Any):
+    def __init__(self, optimizer: Any, value: Any, name: str):
         self._optimizer = optimizer
         value = _number_or_source(value)
-        self._variable = optimizer._new_rate_variable(value if isinstance(value, float) else 0.0)
+        self._variable = optimizer._new_rate_variable(value if isinstance(value, float) else 0.0, name)
         self.source = self._variable if isinstance(value, float) else value
 
     def read(self) -> Any:

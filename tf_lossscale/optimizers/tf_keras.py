@@ -64,11 +64,11 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
     def _tensor_variable(self, variable: Any) -> Any:
         return variable
 
-    def _new_rate_variable(self, value: float) -> Any:
+    def _new_rate_variable(self, value: float, name: str) -> Any:
         if self._mesh:
             return self._build_learning_rate(value)
         with tf.init_scope():
-            rate = tf.Variable(value, name="learning_rate", dtype=tf.float64, trainable=False)
+            rate = tf.Variable(value, name=name, dtype=tf.float64, trainable=False)
         self._rates.append(rate)
         return rate
 
