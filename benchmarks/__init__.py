@@ -1,4 +1,4 @@
-"""Measures the cost of this package's loss scaling, relative to plain optimizers and to the libraries' own wrappers.
+"""Benchmarks that compare this package's loss scaling with no loss scaling and with other libraries' loss scaling.
 
 Run the benchmarks with `python -m benchmarks`.
 """

@@ -1,13 +1,15 @@
-"""`python -m benchmarks`: takes all measurements, and updates docs/performance.json after each one.
+"""`python -m benchmarks`: takes measurements, and saves each result in docs/performance.json.
 
     python -m benchmarks [--only "tf.function.*legacy"] [--missing [SINCE]] [--seconds 3] [--list]
 
 Four terms identify a measurement: what is measured (such as "step" or "tracing"), a mode (such as "eager"), an
 optimizer family and a workload. A repeated measurement replaces its earlier row in docs/performance.json. At the end,
-the tables and the plot of docs/performance.md are updated. `--missing` continues a run that was stopped.
+the tables and the plot in docs/performance.md are updated. `--missing` skips the measurements that
+docs/performance.json already contains. `--missing SINCE` skips only measurements that were taken at or after the UTC
+time SINCE.
 
-Take measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
-`--only "^[^,]+, (?!mirrored)"` selects the others.
+Run the measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
+`--only "^[^,]+, (?!mirrored)"` selects all other measurements.
 """
 
 import argparse

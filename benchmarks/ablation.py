@@ -1,6 +1,6 @@
 """Measures how much time or memory each optimization in `tf_lossscale.core.fast` saves.
 
-A step is measured with all optimizations, and again with each one switched off.
+Each step is measured with all optimizations, and then with one optimization at a time switched off.
 """
 
 import contextlib
@@ -16,7 +16,8 @@ from benchmarks import clock, contenders, costs, steps, workloads
 from tf_lossscale.core import fast
 
 WHAT, ALL, TRACING, MEMORY = "ablation", "all tricks", "tracing", "peak memory"
-#: For each way of running a step, such as "eager", the optimizations of `tf_lossscale.core.fast` that affect it.
+#: Maps each mode, such as "eager" or "tracing", to the names of the optimizations in `tf_lossscale.core.fast` that
+#: affect it.
 TRICKS = {
     "eager": ("stacks", "sum first"),
     "tf.function": ("stacks", "late unscaling", "one at a time", "one call", "sum first"),
@@ -37,10 +38,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
-    """Measure a step with all optimizations, and again with each one switched off.
+    """Measure a step with all optimizations, and then with one optimization at a time switched off.
 
-    The result contains, for each optimization, the time of a step without it divided by the time with all
-    optimizations. If memory is measured, the result contains the peak memory in megabytes instead.
+    For each optimization, the result contains a ratio: the time without this optimization divided by the time with all
+    optimizations. In the "peak memory" mode, the result contains the peak memory in megabytes instead.
     """
     names = (ALL, *TRICKS[cell["mode"]])
     if cell["mode"] == MEMORY:
@@ -58,7 +59,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that switches off the optimization `name`. If `name` is `ALL`, none is switched off."""
+    """Return a context manager that switches off the named optimization. For `ALL`, all optimizations stay on."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

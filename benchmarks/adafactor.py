@@ -1,13 +1,14 @@
-"""Compares this package's Adafactor with Adafactor and Adam from Keras 3 and with PyTorch's Adafactor.
+"""Compares this package's Adafactor with Keras 3's Adafactor and Adam and with PyTorch's Adafactor.
 
     python benchmarks/adafactor.py [--repetitions 30] [--json FILE]
 
-Measures the time of a step and the size of the optimizer's state. The optimizers take their steps in turn in one
-process, in a new random order in each round. A reported ratio is the median over the rounds. The state sizes of the
-TensorFlow optimizers exclude `iterations` and the learning rate.
+Measures the time of a step and the size of the optimizer's state. All optimizers run in one process. Each round times
+one step of every optimizer, in a new random order. The last column of the table is the time of this package's Adafactor
+divided by the time of Keras 3's Adafactor, as the median over the rounds. The state sizes of the TensorFlow optimizers
+exclude `iterations` and the learning rate.
 
-PyTorch is measured if torch is installed. PyTorch's steps always run eagerly, even where the table compares them with
-steps in a `tf.function` or steps compiled by XLA.
+PyTorch is measured if torch is installed. PyTorch's steps always run eagerly, even in the table rows for `tf.function`
+and XLA.
 """
 
 import argparse
@@ -76,8 +77,8 @@ def torch_contender(shapes):
 def measure(steps, repetitions):
     """Time the step functions, and return two dictionaries, whose keys are the names of the optimizers.
 
-    The first dictionary contains the median time of each optimizer's step, in seconds. The second contains the median
-    ratio of the time of this package's Adafactor to the optimizer's time.
+    The first dictionary contains the median time of each optimizer's step, in seconds. The second contains a ratio for
+    each optimizer: the time of this package's Adafactor divided by the optimizer's time, as the median over the rounds.
     """
     for step in steps.values():
         for _ in range(3):
@@ -110,7 +111,7 @@ def main(arguments=None):
     torch = [TORCH] if importlib.util.find_spec("torch") else []
     names = [*MAKERS, *torch]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}\n")
-    print(f"| parameters | mode | {' | '.join(names)} | tf-lossscale's time to Keras 3's |")
+    print(f"| parameters | mode | {' | '.join(names)} | time of tf-lossscale : Keras 3's |")
     print("|---|---|" + "---|" * (len(names) + 1))
     rows, states = [], {}
     for workload in arguments.workloads:
@@ -123,7 +124,7 @@ def main(arguments=None):
             rows.append({"workload": workload, "mode": mode, "seconds": seconds, "ratios": ratios})
             cells = " | ".join(f"{1000 * seconds[name]:.1f} ms" for name in names)
             print(f"| {workload} | {mode} | {cells} | {ratios[PEER]:.2f} |", flush=True)
-    print(f"\n| parameters | their bytes | state: {' | '.join(names)} |")
+    print(f"\n| parameters | size | state: {' | '.join(names)} |")
     print("|---|---|" + "---|" * len(names))
     for workload, sizes in states.items():
         own = sum(4 * tf.TensorShape(shape).num_elements() for shape in WORKLOADS[workload])

@@ -1,4 +1,4 @@
-"""Takes one measurement in a fresh process, and prints the result as JSON."""
+"""A script that takes one measurement and prints the result as JSON. The benchmarks run it in a fresh process."""
 
 import json
 import sys

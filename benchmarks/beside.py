@@ -1,4 +1,4 @@
-"""Times optimizer steps of all libraries, including PyTorch, on variables of the same shapes.
+"""Times the optimizer steps of all libraries, including PyTorch, on variables with the same shapes.
 
 Also times the first call to a step function, which includes tracing and compilation.
 """
@@ -25,9 +25,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results.
+    """Take the measurement that the `cell` dictionary describes. Return a copy of `cell` with the results added.
 
-    The results are the wall-clock time and the processor time of each optimizer's step, in milliseconds.
+    The results are the wall-clock time and the processor time of each optimizer's step, or the wall-clock time of each
+    first call, in milliseconds.
     """
     if cell["what"] == FIRST_CALL:
         return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}
@@ -55,7 +56,7 @@ def _steps(workload: str) -> dict[str, Callable[[], object]]:
 
 
 def first_calls(family: str, workload: str) -> dict[str, float]:
-    """Time the first call to a step function, with and without this package's wrapper, in milliseconds.
+    """Return how many milliseconds the first call to a step function takes, with and without this package's wrapper.
 
     Each call runs in a fresh process. Its time includes tracing and compilation.
     """
@@ -69,9 +70,9 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 
 
 def first_call(family: str, workload: str, name: str) -> float:
-    """Time the first call to a step function, in milliseconds.
+    """Return how many milliseconds the first call to a step function takes.
 
-    A smaller step runs before it, so that the time does not include loading libraries.
+    A smaller step runs first, so the time does not include loading libraries.
     """
     cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
     steps.in_mode({**cell, "workload": "3 x 1k"}, name)()

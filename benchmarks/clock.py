@@ -1,4 +1,4 @@
-"""Interleaved timing: each round calls every function once, so that all are timed under the same machine load."""
+"""Interleaved timing: each round calls every function once, so that all functions are timed under the same load."""
 
 import dataclasses
 import os
@@ -21,7 +21,8 @@ def in_turns(
     """Call the functions in rounds, and return how long each call took.
 
     Args:
-        functions: the functions by name. A round calls each function once; the order rotates from round to round.
+        functions: a dictionary that maps names to functions. A round calls each function once; the order rotates from
+            round to round.
         seconds: time limit. No further round starts after this time, except to reach `least` rounds.
         least: minimum number of rounds.
         most: maximum number of rounds.
@@ -45,7 +46,7 @@ def in_turns(
 
 
 def ratios(times: dict[str, Times], to: str) -> dict[str, dict[str, float]]:
-    """Return, for each function, the median over all rounds of its time divided by the time of the function `to`.
+    """Return each function's time divided by the time of the `to` function, as the median over the rounds.
 
     Each ratio is computed for two clocks. `processor` is the processor time of this process on all cores; other
     processes hardly affect it. `wall` is wall-clock time; it is meaningful only on an otherwise idle machine.

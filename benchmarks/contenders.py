@@ -1,7 +1,7 @@
 """The optimizers that the benchmarks compare, called contenders.
 
-Each optimizer family has several contenders. The bare optimizer has no loss scaling. The others wrap it in this
-package's wrapper, which is called in several ways, or in the library's own wrapper.
+A family, such as "Keras 3", has several contenders: the bare optimizer without loss scaling, this package's wrapper
+around the optimizer, and the family's own loss scaling wrapper.
 """
 
 import functools
@@ -20,9 +20,9 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
-#: The option `diagnose="exponents"` counts the exponents of the gradients in some of the steps. `OURS_WAITING` is a
-#: step without counting, and `OURS_COUNTING` is a step with counting. `CHECK` is only the overflow check, and `COUNT`
-#: is only the counting.
+#: With `diagnose="exponents"`, some steps count the exponents of the gradients. `OURS_WAITING` is a step that does not
+#: count, and `OURS_COUNTING` is a step that does. `CHECK` is the overflow check alone, and `COUNT` is the counting
+#: alone.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 class _Least:
-    """An optimizer that reads and unscales each gradient once. Loss scaling needs at least this work."""
+    """An optimizer that does only what any loss scaling must do: read and unscale each gradient once."""
 
     def __init__(self, inner: Any):
         self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)
@@ -61,7 +61,7 @@ class _Least:
 
 
 class _Conditional:
-    """An optimizer whose step is inside a `tf.cond`. Every wrapper that can skip steps needs this `tf.cond`."""
+    """An optimizer that takes its step inside a `tf.cond`, as every wrapper that can skip steps must."""
 
     def __init__(self, inner: Any):
         self._inner, self._applies = inner, tf.Variable(True)
@@ -77,14 +77,14 @@ class _Conditional:
 
 
 def names(family: str) -> list[str]:
-    """Return the names of the optimizers that are compared for a family. The first one has no loss scaling."""
+    """Return the names of an optimizer family's contenders. The first contender has no loss scaling."""
     if family == TORCH:
         return [BARE, THEIRS]
     return [BARE, OURS, OURS_APPLY, THEIRS] if family != "TensorFlow 1" else [BARE, OURS, THEIRS]
 
 
 def installed(family: str) -> bool:
-    """Return whether the library of an optimizer family is installed. Only PyTorch is optional."""
+    """Return whether an optimizer family's library is installed. Only PyTorch is optional."""
     return family != TORCH or importlib.util.find_spec("torch") is not None
 
 
@@ -92,9 +92,10 @@ def optimizer(family: str, name: str, compiled: bool = False) -> Any:
     """Return a new Adam optimizer in the wrapper that `name` selects.
 
     Args:
-        family: a key of `FAMILIES`, which selects the library of the Adam optimizer.
+        family: a key of `FAMILIES`, which selects the library that provides Adam.
         name: the name of the wrapper, for example `OURS`. `BARE` selects no wrapper.
-        compiled: whether XLA will compile the whole step. tf_keras's optimizers must then not compile their update.
+        compiled: whether XLA will compile the whole step. If so, a tf_keras optimizer is created with
+            `jit_compile=False`.
     """
     make, theirs = FAMILIES[family]
     if compiled and family == "tf_keras":

@@ -31,7 +31,7 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, least: int = 3) -> dict[str, Any]:
-    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results."""
+    """Take the measurement that the `cell` dictionary describes. Return a copy of `cell` with the results added."""
     if cell["what"] in ("tracing", "compiling"):
         return {**cell, **tracing(cell, seconds, min(least, 3))}
     if cell["what"] == "import":
@@ -49,7 +49,7 @@ def nodes(function: Any) -> int:
 def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
     """Measure how long tracing a step takes, and count the graph's nodes.
 
-    The optimizer creates its variables before the measurement. In the mode "jit_compile" the time includes XLA's
+    The optimizer creates its variables before the measurement. In "jit_compile" mode, the time includes XLA's
     compilation.
     """
     traced: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
 
 
 def importing(times: int) -> dict[str, Any]:
-    """Time `import tf_lossscale`, and `import tensorflow` after it. Return the medians over several fresh processes."""
+    """Time `import tf_lossscale` and a subsequent `import tensorflow`. Return the medians over several processes."""
     pairs = [apart("import") for _ in range(times)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     return {"milliseconds": {"tf_lossscale": round(1000 * ours, 1), "tensorflow": round(1000 * theirs, 1)}}
@@ -101,7 +101,7 @@ def apart(*what: str, env: dict[str, str] | None = None) -> Any:
 
 
 def peak_apart(workload: str, name: str, without: str = "") -> float:
-    """Call `peak_of_a_step` in a fresh process."""
+    """Call `peak_of_a_step` in a fresh process, and return its result."""
     return apart("memory", workload, name, without)
 
 

@@ -1,4 +1,4 @@
-"""Describes the computer that runs the benchmarks: its processor, and the versions of the libraries."""
+"""Describes the computer that runs the benchmarks, and the installed versions of Python and the libraries."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,7 @@ from benchmarks import contenders
 
 
 def description() -> dict[str, object]:
-    """Return the processor's model, the number of cores, and the versions of the libraries."""
+    """Return the processor's model, the number of cores, and the versions of Python and the libraries."""
     libraries = ["tensorflow", "keras", "tf_keras", *(["torch"] if contenders.installed(contenders.TORCH) else [])]
     return {
         "processor": _model(),

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from benchmarks import contenders, workloads
 
-#: For each of PyTorch's implementations of Adam's update, the constructor arguments that select it.
+#: Maps each of PyTorch's implementations of Adam to the constructor arguments that select it.
 UPDATES = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def step(workload: str, name: str, update: str = "default") -> Callable[[], object]:
-    """Return a function that takes one step of PyTorch's Adam, with GradScaler unless `name` is `contenders.BARE`."""
+    """Return a function that takes one step of PyTorch's Adam. If `name` is not `contenders.BARE`, use GradScaler."""
     import torch
 
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in workloads.shapes(workload)]

@@ -1,4 +1,4 @@
-"""Formats the results of the benchmarks: as lines of text, and as the tables and the plot of docs/performance.md."""
+"""Formats benchmark results as lines of text, and as the tables and the plot in docs/performance.md."""
 
 import pathlib
 import re
@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return a dictionary of the tables in docs/performance.md. A table without measurements is a line of text."""
+    """Return a dictionary of the tables in docs/performance.md. A table without measurements is `UNMEASURED`."""
     rows = [row for row in results["rows"] if "refused" not in row or "ratios" in row]
     found = {
         "summary": _summary(rows),
@@ -109,19 +109,19 @@ _SUMMARY = (
         "a training step in a `tf.function`",
         {"what": "training step", "mode": "tf.function", "family": "Keras 3"},
         contenders.OURS,
-        "Beside the forward and the backward pass the loss scale is hard to notice.",
+        "The forward and backward passes take far more time than the loss scale.",
     ),
     (
         "a training step in eager mode",
         {"what": "training step", "mode": "eager", "family": "Keras 3"},
         contenders.OURS,
-        "Each gradient needs one operation more for the check and one for unscaling.",
+        "Each gradient needs one additional operation for the check and one for unscaling.",
     ),
     (
         "the optimizer's step alone, Keras 3's Adam, in a `tf.function`",
         {"what": "step", "mode": "tf.function", "family": "Keras 3", "workload": workloads.RESNET},
         contenders.OURS,
-        "The check reads every gradient once more.",
+        "The check reads every gradient again.",
     ),
     (
         "the same with `jit_compile=True`",
@@ -164,7 +164,7 @@ def _first_calls(rows: list[Row]) -> str:
 
 
 def _measured_on(rows: Iterable[Row], machine: Row) -> str:
-    """Return a note for a table. The note names the other machines on which rows of the table were measured."""
+    """Return a note that names the machines, other than `machine`, on which rows of a table were measured."""
     others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
     shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
     return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
@@ -188,7 +188,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Update the tables on a page. For example, the table "step" follows the comment `<!-- step -->`."""
+    """Update the tables on a page. For example, the "step" table is between `<!-- step -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the measurements named "growth": first with several variables, then with one. Sort each group by size."""
+    """Return the "growth" measurements, sorted by size. Those with one variable come last."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -268,13 +268,13 @@ def _machine(results: dict[str, Any]) -> str:
     torch = f"PyTorch {machine['torch']}, " if "torch" in machine else ""
     return (
         f"{machine['processor']}, {machine['cores']} cores; TensorFlow {machine['tensorflow']}, Keras "
-        f"{machine['keras']}, tf_keras {machine['tf_keras']}, {torch}Python {machine['python']}. Meanwhile "
-        f"{min(loads):.1f} to {max(loads):.1f} threads wanted a core, the benchmark's own among them."
+        f"{machine['keras']}, tf_keras {machine['tf_keras']}, {torch}Python {machine['python']}. The load average "
+        f"was {min(loads):.1f} to {max(loads):.1f} during the measurements, including the benchmark itself."
     )
 
 
 def _ratios(rows: list[Row], columns: dict[str, str]) -> str:
-    """Return a table of the optimizers' times, divided by the time of the first optimizer.
+    """Return a table in which each optimizer's time is divided by the first optimizer's time.
 
     Args:
         rows: the measurements.
@@ -314,7 +314,7 @@ def _bare_of(found: dict[str, float], name: str) -> float:
 
 
 def _left_out(rows: list[Row], what: str) -> str:
-    """Return a note for a table. The note lists the optimizers that could not run, with their errors."""
+    """Return a note that lists the optimizers that could not run, with their errors."""
     where: dict[tuple[str, ...], list[str]] = {}
     for row in _sorted(rows, what):
         for name, why in row.get("refused", {}).items():

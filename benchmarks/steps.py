@@ -25,7 +25,7 @@ LARGE = "4 x 4M"
 #: The name under which measurements of `LossScaleOptimizer(diagnose="exponents")` are stored.
 EXPONENTS = "exponents"
 _MANY, _FEW = ("400 x 1k", "200 x 1k", workloads.RESNET), (LARGE, workloads.SPARSE)
-#: For each way of running a step, such as "eager", the workloads on which the optimizers are timed.
+#: Maps each mode, such as "eager", to the workloads on which optimizer steps are timed.
 MODES = {
     "tf.function": (*_MANY, *_FEW),
     "eager": (*_MANY, *_FEW),
@@ -42,7 +42,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a measurement needs minutes to trace or compile hundreds of updates before it can start."""
+    """Return whether a measurement spends minutes tracing or compiling hundreds of updates before it starts."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -84,10 +84,10 @@ def cells() -> Iterator[dict[str, str]]:
 
 
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
-    """Take the measurement that the dictionary `cell` describes. Return a copy of `cell` that includes the results.
+    """Take the measurement that the `cell` dictionary describes. Return a copy of `cell` with the results added.
 
-    The results are the time of each optimizer, divided by the time of the first one, and the errors of the optimizers
-    that cannot run.
+    The results are each optimizer's time divided by the first optimizer's time, and the errors of optimizers that
+    cannot run.
     """
     ready: dict[str, Callable[[], object]] = {}
     refused: dict[str, str] = {}
@@ -115,7 +115,7 @@ def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, An
 
 
 def made(cell: dict[str, str], name: str) -> Callable[[], object]:
-    """Return a Python function that takes one step with the optimizer `name`."""
+    """Return a Python function that takes one step with the optimizer that `name` selects."""
     if cell["family"] == contenders.TORCH:
         return pytorch.step(cell["workload"], name)
     if cell["what"] == "minimize":
@@ -175,7 +175,7 @@ def in_mode(cell: dict[str, str], name: str) -> Callable[[], object]:
 
 @functools.cache
 def _two_replicas() -> tf.distribute.Strategy:
-    """Return the only MirroredStrategy of this process. A second one would use the same collective keys and fail."""
+    """Return this process's only MirroredStrategy. A second one would use the same collective keys and fail."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 

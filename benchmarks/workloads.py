@@ -38,12 +38,12 @@ def shapes(workload: str) -> list[tuple[int, ...]]:
 
 
 def variables(workload: str) -> list[tf.Variable]:
-    """Create the variables of a workload, filled with zeros."""
+    """Create a workload's variables, and initialize them with zeros."""
     return [tf.Variable(tf.zeros(shape)) for shape in shapes(workload)]
 
 
 def gradients(workload: str) -> list:
-    """Return one random gradient for each variable of a workload."""
+    """Return one random gradient for each variable in a workload."""
     if workload != SPARSE:
         return [tf.random.stateless_normal(shape, [i, 1]) for i, shape in enumerate(shapes(workload))]
     rows = 4096
@@ -58,7 +58,7 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Return (variables, loss). `loss()` reshapes each variable to 1000 columns and multiplies a matrix by it.
+    """Return (variables, loss). `loss()` multiplies a matrix by each variable, reshaped to 1000 columns.
 
     The gradients are therefore matrix products, as in most layers. If they were computed elementwise, a compiler could
     fuse them with scaling and unscaling, which would hide the cost of the loss scale.
@@ -75,7 +75,7 @@ def layers(workload: str):
 
 
 def model(name: str):
-    """Return (variables, loss) of a small model. `loss()` computes the model's loss on one fixed batch."""
+    """Return a small model's variables and a function that computes the model's loss on one fixed batch."""
     return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()
 
 

@@ -2,7 +2,7 @@
 
     python examples/adafactor_digits.py [--epochs 10]
 
-Trains a convolutional network on scikit-learn's digits under the policy mixed_float16. `compile` receives a
+Trains a convolutional network on scikit-learn's digits under the `mixed_float16` policy. `compile` receives a
 `LossScaleOptimizer` that wraps Adafactor. Kernels and biases are separate parameter groups, because weight decay
 applies only to the kernels. Prints the accuracy on test images, the final loss scale, the size of Adafactor's state,
 and the size that Adam's state would have.
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tf_lossscale
 
-# The first 1347 of the 1797 images are for training, and the others for testing.
+# The first 1347 of the 1797 images are for training, and the remaining images are for testing.
 SEEN = 1347
 
 

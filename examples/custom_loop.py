@@ -1,10 +1,10 @@
-"""A custom training loop in float16: scales the loss, unscales the gradients, and skips overflows.
+"""A custom training loop in float16: scales the loss, unscales the gradients, and skips steps that overflow.
 
     python examples/custom_loop.py [--steps 200]
 
-The training loop is that of TensorFlow's mixed precision guide. The network learns which of ten directions a random
-vector points in. Gradients are clipped after they are unscaled, because only then do they have their true size.
-Prints the loss and the loss scale during training, and the accuracy at the end.
+The training loop is the one in TensorFlow's mixed precision guide. The network learns which of ten directions a random
+vector points in. Gradients are clipped after they are unscaled, because only then do they have their true size. Prints
+the loss and the loss scale during training, and the accuracy at the end.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SIZE, CLASSES, BATCH = 32, 10, 128
 
 
 def data(seed):
-    """Yield random batches of (vectors, labels) without end.
+    """Yield random batches of (vectors, labels) indefinitely.
 
     A label says which of ten fixed directions has the largest dot product with the vector.
     """

@@ -3,8 +3,8 @@
     python examples/distributed.py                  # two virtual devices on this machine, MirroredStrategy
     python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
 
-The model and the data are the same as in the command `tf-lossscale train`. With `--workers`, the last process exits
-during training to simulate a crash. All processes are then restarted. They resume from the last checkpoint, which
+The `tf-lossscale train` command uses the same model and data. With `--workers`, the worker with the highest number
+exits during training to simulate a crash. All workers are then restarted. They resume from the last checkpoint, which
 contains the loss scale, its counter and the optimizer's slots. Each process prints its progress.
 """
 
@@ -43,7 +43,7 @@ def train(strategy, steps, directory, dies_at=None):
         optimizer.build(model.trainable_variables)
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
-    # Every worker must save checkpoints, but only those of worker 0 are restored.
+    # Every worker must save checkpoints, but only worker 0's checkpoints are restored.
     own = directory if me == 0 else directory.with_name(f"{directory.name}-of-worker-{me}")
     manager = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     newest = tf.train.latest_checkpoint(str(directory))
@@ -92,7 +92,7 @@ def train(strategy, steps, directory, dies_at=None):
 
 
 def say(line):
-    """Print a line in a single write, so that the lines of several processes do not mix."""
+    """Print a line in a single write, so that lines from several processes do not interleave."""
     print(line + "\n", end="", flush=True)
 
 
@@ -102,7 +102,7 @@ def power(scale):
 
 
 def start_workers(count, arguments):
-    """Run this program in several processes that find each other through TF_CONFIG. Return whether all succeeded."""
+    """Run this program in several processes connected through TF_CONFIG. Return whether all of them succeeded."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -117,7 +117,7 @@ def start_workers(count, arguments):
     try:
         while any(worker.poll() is None for worker in workers):
             if any(worker.poll() for worker in workers):
-                # If a worker has failed, stop the others, because they would wait for it forever.
+                # If a worker has failed, stop the other workers, because they would wait for the failed worker forever.
                 return False
             time.sleep(0.1)
         return not any(worker.returncode for worker in workers)
@@ -131,8 +131,8 @@ def main():
     """Train in this process, or start worker processes that train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--workers", type=int, default=0, help="number of processes; 0 for two devices of this one")
-    parser.add_argument("--out", type=pathlib.Path, help="where checkpoints are kept, and found; default: nowhere")
+    parser.add_argument("--workers", type=int, default=0, help="number of workers; 0 for two virtual devices")
+    parser.add_argument("--out", type=pathlib.Path, help="directory for checkpoints; default: a temporary directory")
     # --dies-at is internal: this program passes it to the workers that it starts.
     parser.add_argument("--dies-at", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -144,13 +144,13 @@ def main():
             try:
                 train(strategy, options.steps, directory, options.dies_at if last else None)
             except tf.errors.OpError as error:
-                sys.exit(f"a worker that others are lost to: {error.message.splitlines()[0]}")
+                sys.exit(f"lost contact with another worker: {error.message.splitlines()[0]}")
         elif options.workers:
             arguments = ["--steps", str(options.steps), "--out", str(directory.parent)]
             if not start_workers(options.workers, [*arguments, "--dies-at", str(options.steps * 2 // 3 + 5)]):
-                say("a worker died: all are started again")
+                say("a worker died: restarting all workers")
                 if not start_workers(options.workers, arguments):
-                    sys.exit("a worker died once more")
+                    sys.exit("a worker died again")
         else:
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

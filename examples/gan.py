@@ -1,11 +1,11 @@
-"""Trains a GAN in float16. Its two optimizers share one loss scale, or each optimizer has its own.
+"""Trains a GAN in float16. Its two optimizers share one loss scale, or each optimizer has its own loss scale.
 
     python examples/gan.py [--steps 1200] [--scales shared]
 
 The generator learns to put points on a circle. By default, the optimizers share one `SharedLossScale`: an overflow in
-either network skips the step of both, so that neither network gets ahead. With `--scales separate`, an overflow skips
-only the step of the network in which it occurs. Both losses are scaled inside one persistent tape. Prints the mean
-distance of the points from the circle, and the number of skipped steps.
+either network skips the steps of both networks, so that neither network gets ahead. With `--scales separate`, an
+overflow skips only the step of the network in which it occurs. Both losses are scaled inside one persistent tape.
+Prints the mean distance of the points from the circle, and the number of skipped steps.
 """
 
 import argparse

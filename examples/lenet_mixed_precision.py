@@ -1,8 +1,8 @@
-"""Trains LeNet-5 on handwritten digits in six ways, with an API like MindSpore's for mixed precision.
+"""Trains LeNet-5 on handwritten digits in six ways, with a mixed precision API like MindSpore's.
 
     python examples/lenet_mixed_precision.py [--epochs 3]
 
-The six ways are automatic mixed precision of level O2, automatic mixed precision of level O3, a single layer that is
+The six ways are automatic mixed precision at level O2, automatic mixed precision at level O3, a single layer that is
 set to float16 by hand, a fixed loss scale manager, a dynamic loss scale manager, and a user-defined training step. For
 each way, prints the losses of the first and the last epoch, the number of float16 layers, and the final loss scale.
 """
@@ -94,9 +94,9 @@ def in_float16(network):
 
 
 def main(arguments=None):
-    """Train in all six ways, and return a dictionary of the results by name.
+    """Train in all six ways. Return a dictionary that maps the name of each way to its results.
 
-    A result is the loss of each epoch, the number of float16 layers, and the final loss scale.
+    The results are the loss of each epoch, the number of float16 layers, and the final loss scale.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)

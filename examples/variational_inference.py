@@ -8,8 +8,8 @@ evidence lower bound is multiplied by 1e-5, as if it were a minor term of a larg
 gradients of the likelihood then underflow to zero in float16, and the posterior becomes equal to the prior.
 
 The network is trained three times: in float32, in float16 without loss scaling, and in float16 with loss scaling. For
-each run, prints the loss per image; the distance of the posterior's means from the prior's means, in standard
-deviations of the prior; and the accuracy on test images, averaged over samples.
+each run, prints the loss per image; the root mean square distance of the first layer's posterior means from the prior
+means, in standard deviations of the prior; and the accuracy on test images, averaged over sampled networks.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import tf_lossscale
 tfd = tfp.distributions
 # The sizes of the layers: 64 pixels, 32 hidden units and 10 digits.
 SIZES = (64, 32, 10)
-# The first 1347 of the 1797 images are for training, and the others for testing.
+# The first 1347 of the 1797 images are for training, and the remaining images are for testing.
 SEEN = 1347
 WEIGHT = 1e-5
 
@@ -66,7 +66,7 @@ def posterior():
 
 
 def logits(images, layers, dtype):
-    """Compute in `dtype` the logits that each sampled network assigns to each image.
+    """Compute each sampled network's logits for each image, in the given dtype.
 
     `layers` contains the weight matrix of each layer. If the matrices have a leading axis, it is the sample axis.
     """
@@ -90,7 +90,7 @@ def fit(steps, dtype, scaled):
         layers = q.sample(seed=seed)
         return -WEIGHT * (log_likelihood(layers) + (p.log_prob(layers) - q.log_prob(layers)) / SEEN)
 
-    # Use a tiny epsilon, because Adam's default of 1e-7 is much larger than these gradients.
+    # Use a tiny epsilon, because Adam's default of 1e-7 is much larger than the gradients of this loss.
     optimizer = tf.keras.optimizers.Adam(0.01, epsilon=1e-16)
     if scaled:
         optimizer = tf_lossscale.LossScaleOptimizer(optimizer)

@@ -1,7 +1,7 @@
-"""Changes that a training loop makes to its gradients before it applies them, implemented in TensorFlow and NumPy.
+"""Changes that a training loop makes to gradients before applying them, implemented in TensorFlow and NumPy.
 
-To add a change, add a pair of functions to `CHANGES`. Both functions take the list of all gradients, some of which may
-be None or sparse, and an integer from 0 to 3 that varies from step to step.
+To add a change, add a `Change` to `CHANGES`. Its two functions take a list of all gradients, some of which may be None
+or sparse, and an integer from 0 to 3 that varies from step to step.
 """
 
 from __future__ import annotations
@@ -77,21 +77,18 @@ def _reuse(gradients, number):
 
 
 def _swap(gradients, number):
-    """Exchange the first and the last gradient if they have the same shape and dtype."""
     del number
     first, last = gradients[0], gradients[-1]
     return [last, *gradients[1:-1], first] if _fit(first, last) and len(gradients) > 1 else gradients
 
 
 def _add(gradients, number):
-    """Add the first gradient to the last gradient if they have the same shape and dtype."""
     del number
     first, last = gradients[0], gradients[-1]
     return [*gradients[:-1], first + last] if _fit(first, last) else gradients
 
 
 def _in_cond(gradients, number):
-    """Use a `tf.cond` to return either the gradients or the doubled gradients."""
     present = _present(gradients)
     chosen = tf.cond(
         number > 1,

@@ -26,14 +26,14 @@ def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False
     Args:
         function: a module-level function whose first argument is a callback `begin`. The process is killed only after
             the function has called `begin()`.
-        *arguments: the other arguments of the function. The first one is the directory to which the function writes.
+        *arguments: the function's remaining arguments. The first of them is the directory to which the function writes.
         killed_at: number of file operations, such as open or rename, that the process may perform in the directory
             between the call to `begin()` and the kill.
         killed_after: number of seconds between the call to `begin()` and the kill.
-        may_crash: whether a segmentation fault of the process is treated like a kill.
+        may_crash: whether a segmentation fault in the process is treated like a kill.
 
     Returns:
-        The function's result, or None if the process was killed.
+        None if the process was killed; otherwise the function's result.
 
     Raises:
         AssertionError: the function raised an error, or the process did not end in time.

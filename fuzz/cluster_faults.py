@@ -1,4 +1,4 @@
-"""Kills a worker of a cluster, under MultiWorkerMirroredStrategy and under ParameterServerStrategy."""
+"""Kills a worker in a cluster that trains under MultiWorkerMirroredStrategy or ParameterServerStrategy."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ def _undisturbed():
 def worker_of_fit_killed(random, directory):
     """Kill one of two workers during `fit`, and restart both workers.
 
-    Training resumes with BackupAndRestore. It must produce the same result as an uninterrupted run.
+    Training resumes with BackupAndRestore, and must produce the same result as an uninterrupted run.
     """
     batch = random.randint(1, cluster_job.EPOCHS * cluster_job.BATCHES)
     dies = (batch, random.randrange(2), random.uniform(0, 0.1))

@@ -1,10 +1,10 @@
-"""The script that every process of a cluster runs. TF_CONFIG says which process of the cluster it is.
+"""The script that every process in a cluster runs. TF_CONFIG tells each process its role in the cluster.
 
     TF_CONFIG=... python -m fuzz.cluster_job fit DIRECTORY [BATCH WORKER SECONDS]
     TF_CONFIG=... python -m fuzz.cluster_job parameter_server SEED
 
-`fit` trains on all workers with BackupAndRestore. With the optional arguments, the worker number WORKER kills itself
-SECONDS seconds after it begins batch number BATCH. `parameter_server` schedules training steps on workers and kills
+`fit` trains on all workers with BackupAndRestore. With the optional arguments, worker number WORKER kills itself
+SECONDS seconds after the start of batch number BATCH. `parameter_server` schedules training steps on workers and kills
 one worker. Both commands print their result as JSON.
 """
 

@@ -7,8 +7,8 @@ from fuzz import model
 from fuzz.changes import CHANGES
 from fuzz.program import ADAM, LAZY, MOMENTUM, RATE, SCALED, SHAPES
 
-#: For each dtype, the largest tolerated difference between a TensorFlow variable and its value in the NumPy model. The
-#: difference is relative to the largest value that the variable has had so far.
+#: Maps each dtype to the largest tolerated difference between a TensorFlow variable and its value in the NumPy model.
+#: The difference is relative to the largest value that the variable has had so far.
 TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
@@ -37,7 +37,7 @@ class Model:
         self.adam_sees_skipped = family.counts
 
     def call(self, step):
-        """Take the step in NumPy. If the training loop repeats the step, repeat it equally often."""
+        """Take the step in NumPy as many times as the training loop repeats it."""
         loop = self.program.loops[step.loop]
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
@@ -70,7 +70,7 @@ class Comparison:
         self._sizes = [1.0] * len(program.dtypes)
         self._tolerances = [TOLERANCES[dtype] for dtype in program.dtypes]
         if any("clip_by_norm" in loop.unscaled for loop in program.loops):
-            # Clipping by the global norm spreads one variable's half-precision error to all variables.
+            # Clipping by the global norm spreads the rounding error of a half-precision variable to all variables.
             self._tolerances = [max(self._tolerances)] * len(program.dtypes)
 
     def step(self, step):
@@ -81,7 +81,7 @@ class Comparison:
             self._sizes[k] = max(self._sizes[k], np.abs(old).max(), np.abs(new).max())
 
     def check(self, where):
-        """Raise an AssertionError if the state in TensorFlow differs from the state in the NumPy model.
+        """Raise an AssertionError if the state in TensorFlow differs from the state of the NumPy model.
 
         Args:
             where: the beginning of the error's message, such as "after step 3".

@@ -2,12 +2,13 @@
 
     python -m fuzz.differential [--minutes 10] [--seed 1] [--only tf24]
 
-The other optimizers, called originals, are those of tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each one
+The other optimizers, called originals, come from tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each original
 runs in a separate process. TensorFlow 2.4 and 2.8 run in the virtual environments that `make record` creates.
 
-A program is a random sequence of training steps. Mirrored programs train on two virtual CPUs under MirroredStrategy. If
-this package's results differ from an original's, this is a failure, unless a row of docs/differences.md describes the
-difference. A program that fails is shrunk and printed. The exit code is 1 if a program failed; otherwise it is 0.
+A program is a random sequence of training steps. Programs in the "mirrored" mode train on two virtual CPUs under
+MirroredStrategy. A program fails if this package's results differ from an original's, unless a row in
+docs/differences.md describes the difference. A program that fails is shrunk and printed. The exit code is 1 if a
+program failed; otherwise it is 0.
 """
 
 import argparse
@@ -41,13 +42,15 @@ MOST_FAILURES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """A loss scale optimizer of another library or TensorFlow release, which this package is compared with.
+    """A loss scale optimizer from another library or TensorFlow release, with which this package is compared.
 
     Args:
         name: a key of `fuzz.originals.ORIGINALS`.
         family: the optimizer family that this package wraps for the comparison.
-        modes: the ways in which the optimizer can run: "eager", "function" (in a `tf.function`) or "compiled".
-        environment: the name of a virtual environment in `tests.conformance.record`, or None for the current one.
+        modes: the ways in which programs run: "eager", "function" (in a `tf.function`), "compiled" (by XLA) or
+            "mirrored" (under MirroredStrategy).
+        environment: the name of a virtual environment that `tests.conformance.record` creates. None selects the current
+            environment.
     """
 
     name: str
@@ -69,7 +72,7 @@ ORIGINALS = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A step after which this package's optimizer and the other library's optimizer have different states."""
+    """A step after which this package's optimizer and another library's optimizer have different states."""
 
     original: Original
     program: Any
@@ -104,8 +107,8 @@ class Difference:
         return {**self.theirs, "variables": None} == {**self.ours, "variables": None}
 
 
-#: The deliberate differences from other loss scale optimizers. Each key is the beginning of a row in
-#: docs/differences.md, and its value is a function that returns whether this row describes a `Difference`.
+#: The deliberate differences from other loss scale optimizers. Maps the beginning of each row in docs/differences.md to
+#: a function that returns whether the row describes a given `Difference`.
 ROWS: dict[str, Callable[[Difference], bool]] = {
     "an overflow that only the scaling causes, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
@@ -114,8 +117,8 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
         and d.only_here_skipped
     ),
     "`get_unscaled_gradients`": lambda d: d.original.family != "keras3" and d.scale_is_too_large,
-    # A program's smallest gradients are 2**-4. If the graph optimizer divides them by a scale above 2**122 before it
-    # multiplies them by the scale, they become zero.
+    # The smallest nonzero gradients in a program are 2**-4. TensorFlow's graph optimizer may divide such a gradient by
+    # the scale before multiplying it by the scale. If the scale is above 2**122, the quotient underflows to zero.
     "a small gradient under a scale near 2**127, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
         and d.program.mode != "eager"
@@ -162,7 +165,7 @@ class Child:
 
 
 def in_this_process(original):
-    """Return a function that runs random programs like a `Child`, but in this process."""
+    """Return a function that runs random programs as a `Child` does, but in this process."""
     optimizers, wrapper = originals.ORIGINALS[original.name]()
     return lambda program, gradients: originals.run(program, gradients, optimizers, wrapper)
 
@@ -174,7 +177,7 @@ def ours(original, program, gradients):
 
 
 def compare(original, run_original, program):
-    """Run a program with this package's and with another loss scale optimizer, and compare the states after each step.
+    """Run a program with this package's loss scale optimizer and with another one, and compare the states.
 
     Args:
         original: the Original to compare with.
@@ -193,7 +196,7 @@ def compare(original, run_original, program):
     found = ours(original, program, gradients)
     tolerances = [8 * TOLERANCES[dtype] for dtype in program.dtypes]
     if any("clip_by_norm" in loop.unscaled for loop in program.loops):
-        # Clipping by the global norm spreads one variable's rounding error to all variables.
+        # Clipping by the global norm spreads the rounding error of one variable to all variables.
         tolerances = [max(tolerances)] * len(tolerances)
     before = program.rules.initial_scale
     for i, (expected, got) in enumerate(zip(theirs, found)):
@@ -225,7 +228,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m fuzz.differential", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further program after this time")
     parser.add_argument("--seed", type=int, help="the seed of an earlier run, to repeat it")
-    parser.add_argument("--only", choices=[*ORIGINALS], help="compare with this original alone")
+    parser.add_argument("--only", choices=[*ORIGINALS], help="compare only with this original")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}: repeat with `make differential SEED={seed}`", flush=True)
@@ -261,7 +264,7 @@ def _children(names):
 
 
 def _some_programs(seed, original, child, counts, deadline):
-    """Compare the results of some programs. If they differ, return a description; otherwise return None."""
+    """Compare the results of some programs. If two results differ, return a description; otherwise return None."""
 
     def check(program):
         tf.keras.backend.clear_session()

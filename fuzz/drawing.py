@@ -5,7 +5,7 @@ import traceback
 
 import hypothesis
 
-# The number of programs that Hypothesis draws in one run.
+# The maximum number of programs that Hypothesis draws in one run.
 AT_ONCE = 10
 
 
@@ -28,16 +28,16 @@ def settings(most, shrink=True, **more):
 
 
 def failure(strategy, check, seed, deadline):
-    """Check up to `AT_ONCE` random programs, or fewer if the deadline passes first.
+    """Check up to `AT_ONCE` random programs. Stop at the deadline, or when a program fails and has been shrunk.
 
     Args:
         strategy: the Hypothesis strategy that draws the programs.
         check: a function that runs a program, and raises an error if the program fails.
         seed: the seed of the programs.
-        deadline: a time on the clock `time.monotonic`. Shrinking a failed program may end later.
+        deadline: a time on the `time.monotonic` clock. Only shrinking a failed program may continue after the deadline.
 
     Returns:
-        None if no program fails. Otherwise the end of the traceback and the shrunk program.
+        None if no program fails. Otherwise a pair: the end of the traceback, and the shrunk program.
     """
     failed = []
 

@@ -1,7 +1,7 @@
 """Injects faults on one computer. Saved files and the training state must survive, and variables must stay finite.
 
 Each function in `FAULTS` takes a `random.Random` and an empty directory, and raises an AssertionError if it finds a
-bug. If a fault cannot be injected on this computer, its function has an attribute `why_not` with the reason.
+bug. If a fault cannot be injected on this computer, its function has a `why_not` attribute that contains the reason.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def assert_whole(name, kind, directory, surely, what):
 
 
 def killed_train_command(random, directory):
-    """Kill `tf-lossscale train` while it saves. `--resume` must lead to the same result as an uninterrupted run."""
+    """Kill `tf-lossscale train` while it saves. `--resume` must then give the same result as an uninterrupted run."""
     options = ["--steps", "6", "--no-compare", "--out", f"{directory}/run"]
     assert children.run(saves.train_command, f"{directory}/run", options, 2) == 130
     resume = ["--resume", *options[2:]]
@@ -108,7 +108,7 @@ def small_files_only(random, directory):
 
 
 def _is_hdf5(kind):
-    # The HDF5 library itself may crash if a file cannot grow.
+    # The HDF5 library may crash the process if a file cannot grow.
     return kind in ("h5", "weights")
 
 
@@ -116,7 +116,7 @@ def assert_saved(name, kind, directory):
     """Assert that the third save, which was written before the fault, is intact."""
     trainee = Trainee(name)
     trainee.load(kind, directory, 3)
-    assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: what was saved before")
+    assert_same(trainee.state(), expected(name)[3], f"{name}, {kind}: the save before the fault")
 
 
 def _limit_files(most, directory):
@@ -126,7 +126,7 @@ def _limit_files(most, directory):
 
 
 def full_file_system(random, directory):
-    """Train and save on a file system of 2 MB that fills up."""
+    """Train and save on a 2 MB file system that fills up."""
     name, kind = _a_format(random)
     disk = pathlib.Path(directory, "disk")
     disk.mkdir()
@@ -155,7 +155,7 @@ def read_only_folder(random, directory):
     name, kind = _a_format(random)
     os.chmod(directory, 0o755)
     children.run(_refused, directory, name, kind, _become_nobody)
-    assert saves.saved_numbers(kind, directory) == [3], "something was written without rights"
+    assert saves.saved_numbers(kind, directory) == [3], "a file was written without write permission"
     assert_saved(name, kind, directory)
 
 
@@ -167,7 +167,7 @@ def _become_nobody(directory):
 
 
 def copied(random, directory):
-    """Pickle or deep-copy an optimizer during training. The copy must have the same state, but not share it."""
+    """Pickle or deep-copy an optimizer during training. The copy must have the same state, but must not share it."""
     del directory
     name = random.choice(sorted(FORMATS))
     trainee, cut = Trainee(name), random.randrange(1, STEPS)
@@ -175,7 +175,7 @@ def copied(random, directory):
         trainee.step(i)
     before = trainee.optimizer.state(), trainee.optimizer.get_weights()
     # tf_keras's optimizers cannot be pickled. Keras 3's optimizers lose their slots when they are pickled, so the
-    # weights of the copy are not compared.
+    # weights of a pickled copy are not compared.
     if name == "keras3" and random.random() < 0.5:
         again = pickle.loads(pickle.dumps(trainee.optimizer))
     else:
@@ -187,7 +187,7 @@ def copied(random, directory):
     for key in ("loss_scale", "dynamic_counter"):
         assert again.state()[key] == before[0][key], f"{name}: {key} of the copy, made after {cut} steps"
     again.set_state({"loss_scale": 3.0, "dynamic_counter": 1})
-    assert_same(trainee.state(), expected(name)[STEPS], f"{name}: the original, whose copy has moved")
+    assert_same(trainee.state(), expected(name)[STEPS], f"{name}: the original, after its copy was changed")
 
 
 def saved_while_another_thread_steps(random, directory):

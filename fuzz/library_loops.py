@@ -10,7 +10,7 @@ from tf_lossscale import LossScaleOptimizer, probability
 
 
 class Whole:
-    """Base class for running all steps of a program in one library call. The only variable has the shape (2,)."""
+    """Base class for running all steps of a program in one library call. The program has one variable of shape (2,)."""
 
     def __init__(self, program):
         self.program = program
@@ -36,7 +36,7 @@ class Whole:
 
 
 class Fit(Whole):
-    """Runs a program with `fit`. Each training example is one step. The gradient of the layer equals the example."""
+    """Runs a program with `fit`. Each training example is one step, and the model's gradient equals the example."""
 
     def __init__(self, program):
         super().__init__(program)
@@ -68,7 +68,10 @@ class Fit(Whole):
 
 
 class Probability(Whole):
-    """Runs a program with `tf_lossscale.probability.minimize`. Only the loss scale is compared after every step."""
+    """Runs a program with `tf_lossscale.probability.minimize`.
+
+    The loss scale is compared after every step. The variable is compared only after the last step.
+    """
 
     def __init__(self, program):
         super().__init__(program)
@@ -93,7 +96,7 @@ class Probability(Whole):
 
 
 class Session(Machine):
-    """Runs a program in a `tf.compat.v1.Session`. Its training steps are operations of a graph."""
+    """Runs a program in a `tf.compat.v1.Session`. Its training steps are operations in a graph."""
 
     def __init__(self, program):
         self._graph, self._inputs = tf.Graph(), None

@@ -1,4 +1,4 @@
-"""The training loops of a random program in TensorFlow, for loss scale optimizers of this and other libraries.
+"""The training loops of a random program in TensorFlow, for loss scale optimizers from this and other libraries.
 
 The module must also run on Python 3.8, which old releases of TensorFlow need.
 """
@@ -17,7 +17,7 @@ class Loops:
         program: a Program.
         variables: the variables to train.
         optimizer: the loss scale optimizer.
-        strategy: a strategy with two replicas, or None.
+        strategy: a strategy with two replicas. None means that no strategy is used.
     """
 
     # Whether to call `apply(gradients, variables)` instead of `apply_gradients`.
@@ -39,7 +39,7 @@ class Loops:
             function(*inputs)
 
     def _traced(self, loop):
-        """Return the functions that are called one after another to take a step of the loop."""
+        """Return functions that, called in order, take a step of the loop."""
         if loop.calls == "two_functions":
             kept = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self.variables]
             parts = [functools.partial(self._keep, loop, kept), functools.partial(self._apply_kept, loop, kept)]

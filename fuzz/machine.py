@@ -11,7 +11,7 @@ from tf_lossscale import LossScaleOptimizer
 
 
 def inner_optimizer(family, name, ema=None):
-    """Return an optimizer of a family. `name` is the update rule, for example "adam"; for `ema` see `Program.ema`."""
+    """Return an optimizer from a family. `name` is an update rule such as "adam". For `ema`, see `Program.ema`."""
     makers = family.optimizers
     averages = {} if ema is None else {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": ema or None}
     if family.name == "tf1":
@@ -20,7 +20,7 @@ def inner_optimizer(family, name, ema=None):
             "momentum": lambda: makers.MomentumOptimizer(RATE, MOMENTUM),
             "adam": lambda: makers.AdamOptimizer(RATE, *ADAM.values()),
         }[name]()
-    # Sonnet's SGD has no variables, so access to its attribute `variables` would raise an error.
+    # Sonnet's SGD has no variables, so accessing its `variables` attribute would raise an error.
     if family.name == "sonnet":
         inner = {
             "sgd": lambda: makers.SGD(RATE),
@@ -78,7 +78,8 @@ class Machine(Loops):
     def _is_ambiguous(self, error):
         """Return whether an error means that the optimizer cannot tell whether the gradients are scaled.
 
-        Only a program that mixes calls from `UNSCALED` with calls from `SCALED` may cause this error.
+        Only a program in which one loop passes scaled gradients and another loop passes unscaled gradients may cause
+        this error.
         """
         contracts = {loop.calls in SCALED for loop in self.program.loops}
         return len(contracts) == 2 and "one of two ways" in str(error)
@@ -86,7 +87,8 @@ class Machine(Loops):
     def between(self, what, directory):
         """Save the state, overwrite it and restore it.
 
-        If `what` is "state", use the methods `state` and `set_state`. If it is "checkpoint", use a checkpoint.
+        If `what` is "state", use the `state` and `set_state` methods. If `what` is "checkpoint", use a checkpoint.
+        Otherwise do nothing.
         """
         if what == "state":
             state = self.optimizer.state()
@@ -109,7 +111,7 @@ class Machine(Loops):
         return list(map(int, self.copies(self.optimizer.iterations)))
 
     def all_variables(self):
-        """Return the trained variables and the variables of the optimizer."""
+        """Return the trained variables and the optimizer's variables."""
         return [*self.variables, *self.optimizer.variables]
 
     def copies(self, variable):

@@ -185,7 +185,7 @@ class Training:
         rules: the arguments of the loss scale.
         inner: the update rule, an `SGD` or an `Adam`.
         values: initial values of the variables.
-        averaging: an `Averages`, or None to train without moving averages.
+        averaging: an `Averages`. None means that there are no moving averages.
     """
 
     def __init__(self, rules, inner, values, averaging=None):

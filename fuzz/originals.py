@@ -1,10 +1,10 @@
-"""Runs random training programs with the loss scale optimizer of another library or TensorFlow release.
+"""Runs random training programs with the loss scale optimizer from another library or TensorFlow release.
 
     python -m fuzz.originals NAME
 
-The command reads one program per line from stdin. For each program it writes one line to stdout, which contains the
-state after every step. Both lines are JSON. The module must also run on Python 3.8, which old releases of TensorFlow
-need.
+The command reads one program per line from stdin. For each program, it writes one line to stdout, which contains the
+states after all steps. Input and output lines are JSON. The module must also run on Python 3.8, which old releases of
+TensorFlow need.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _keras3():
     return keras
 
 
-#: For each loss scale optimizer that this package is compared with, a function that returns the module of the inner
-#: optimizers and the class of the loss scale optimizer.
+#: Maps the name of a loss scale optimizer to a function that returns the module of the inner optimizers and the class
+#: of the loss scale optimizer.
 ORIGINALS = {
     "tensorflow": lambda: (tf.keras.optimizers, tf.keras.mixed_precision.LossScaleOptimizer),
     "tf_keras_legacy": lambda: (_tf_keras().optimizers.legacy, _tf_keras().mixed_precision.LossScaleOptimizer),
@@ -50,7 +50,7 @@ ORIGINALS = {
 
 @functools.lru_cache(maxsize=1)
 def mirrored():
-    """Return the only MirroredStrategy of this process. The collective operations of a second one would fail."""
+    """Return this process's only MirroredStrategy. A second MirroredStrategy's collective operations would fail."""
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
@@ -59,8 +59,8 @@ class Running(Loops):
 
     Args:
         program: a Program.
-        gradients: the result of `Program.gradients` for each step. They are an argument because a
-            different version of NumPy may generate different random numbers.
+        gradients: the result of `Program.gradients` for each step. They are an argument because different versions of
+            NumPy may generate different random numbers.
         optimizers: the module of the inner optimizers.
         wrapper: the class that wraps an inner optimizer.
     """
@@ -74,7 +74,7 @@ class Running(Loops):
             inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else sgd
             optimizer = wrapper(inner, **arguments(program.rules))
             variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
-            # Create the slots before the first step, because some loss scale optimizers create none in a skipped step.
+            # Create the slots before the first step, because some optimizers create no slots in a skipped step.
             build = getattr(optimizer, "build", None) or optimizer._create_all_weights
             build(variables)
         super().__init__(program, variables, optimizer, strategy)
@@ -83,7 +83,7 @@ class Running(Loops):
         return self._gradients[self._taken]
 
     def states(self, directory):
-        """Take the steps. Yield the state after each step, or the class of the error that ends the program."""
+        """Take the program's steps. Yield the state after each step, or the class of the error that ends the run."""
         for step in self.program.steps:
             try:
                 note = self.between(step.before, directory)
@@ -95,7 +95,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Save and restore the state, change the learning rate, or recreate the optimizer from its config."""
+        """Save and restore the state, halve the learning rate, or use the optimizer's config; see `Step.before`."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
@@ -170,7 +170,7 @@ def _tuples(value):
 
 
 def main(name):
-    """Run the program in each line of stdin. For each program, print the states after its steps in one line."""
+    """Run the program on each line of stdin. For each program, print the states after all steps on one line."""
     answers = os.fdopen(os.dup(1), "w")
     # Redirect the output of the libraries to stderr, because stdout must contain only the states.
     os.dup2(2, 1)

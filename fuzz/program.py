@@ -20,11 +20,11 @@ FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
 #: The optimizer families in which a sparse gradient changes the momentum of only the rows that it contains.
 LAZY = ("tf_keras_legacy", "tf1", "sonnet")
 INNER = ("sgd", "momentum", "adam")
-#: The optimizer families that have the argument `use_ema`.
+#: The optimizer families whose optimizers have a `use_ema` argument.
 AVERAGING = FAMILIES[:2]
 #: The ways to run a custom training loop. "mirrored" means under MirroredStrategy.
 MODES = ("function", "compiled", "eager", "mirrored")
-#: For each training loop that a library provides, the optimizer families that work with it.
+#: Maps each training loop that a library provides to the optimizer families that work with it.
 LIBRARY_MODES = {
     "fit": FAMILIES[:3],
     "fit_compiled": FAMILIES[:3],
@@ -33,15 +33,15 @@ LIBRARY_MODES = {
 }
 RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-#: The ways in which a training loop can call the optimizer. `UNSCALED` contains the ways of TensorFlow 2, in which the
-#: optimizer receives unscaled gradients. `SCALED` contains the ways of Keras 3, in which it receives scaled gradients.
+#: `UNSCALED` and `SCALED` list the ways in which a training loop can call the optimizer. With `UNSCALED`, the optimizer
+#: receives unscaled gradients, as in TensorFlow 2. With `SCALED`, it receives scaled gradients, as in Keras 3.
 UNSCALED = ("unscaled", "minimize", "compute_gradients", "two_functions")
 SCALED = ("apply", "apply_gradients")
 #: The elements of `UNSCALED` that TensorFlow 2's own loss scale optimizer also supports.
 ORIGINAL_CALLS = ("unscaled", "minimize", "two_functions")
 BAD = ("nan", "inf", "-inf", "huge")
 
-# For each dtype, the largest loss scale of a program. Larger scales have subnormal inverses, which are inexact.
+# Maps each dtype to the largest loss scale that a program uses. Larger scales have subnormal inverses.
 LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
 
 
@@ -80,9 +80,9 @@ class Step:
     Args:
         seed: seed of the random gradients.
         number: an integer that parts of the step use, for example as the number of iterations of a `tf.while_loop`.
-        bad: an element of `BAD` that replaces one value of the gradients, or None to leave them unchanged.
+        bad: an element of `BAD` that replaces one value in the gradients. If None, the gradients stay unchanged.
         loop: the index of the training loop that takes the step.
-        before: what to do before the step, or None. "checkpoint" and "state" save and restore the state,
+        before: what to do before the step. None means nothing. "checkpoint" and "state" save and restore the state,
             "learning_rate" halves the learning rate, and "config" creates an optimizer from the optimizer's config.
     """
 
@@ -104,11 +104,12 @@ class Program:
     rules: Rules = dataclasses.field(default_factory=Rules)
     loops: tuple[Loop, ...] = (Loop(),)
     steps: tuple[Step, ...] = (Step(),)
-    #: The argument `steps_per_execution` of Keras's `compile`.
+    #: The `steps_per_execution` argument of Keras's `compile`.
     at_once: int = 1
-    #: The optimizer's argument `ema_overwrite_frequency`. 0 means never, and None means that there are no averages.
+    #: The optimizer's `ema_overwrite_frequency` argument. 0 means never, and None means that there are no moving
+    #: averages.
     ema: int | None = None
-    #: The argument `jit_compile` of `LossScaleOptimizer`.
+    #: The `jit_compile` argument of `LossScaleOptimizer`.
     jit_compile: bool = False
 
     @property

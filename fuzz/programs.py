@@ -73,7 +73,7 @@ def _loops(draw, program, of=None):
         calls = "apply"
     if program["family"] == "tf1" and calls == "apply":
         calls = "unscaled"
-    # XLA does not support a momentum update of individual rows.
+    # XLA does not support momentum updates of individual rows.
     rows_alone = program["inner"] == "momentum" and program["family"] in LAZY
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
     # Keras 3's Adam squares the rows of a sparse gradient before it sums rows with the same index.
@@ -86,14 +86,14 @@ def _loops(draw, program, of=None):
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
     return Loop(
         calls=calls,
-        # Clipping by the norm squares the scaled gradients, which may overflow.
+        # Clipping by the norm squares the scaled gradients, and the squares may overflow.
         scaled=tuple(name for name in scaled if name != "clip_by_norm"),
         unscaled=draw(_some(changes, 3)) if calls in ("unscaled", "compute_gradients", "two_functions") else (),
         missing=draw(st.none() | st.integers(0, variables - 1)) if variables > 1 else None,
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        # A Sonnet optimizer assigns slots by the order of the variables, which must therefore not change.
+        # A Sonnet optimizer assigns slots by the order of the variables, so this order must not change.
         backwards=program["family"] != "sonnet" and draw(st.booleans()),
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )
@@ -101,7 +101,7 @@ def _loops(draw, program, of=None):
 
 @st.composite
 def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
-    """Generate random training programs of at most `most_steps` steps."""
+    """Generate random training programs with at most `most_steps` steps."""
     program = {"family": draw(st.sampled_from(families)), "inner": draw(st.sampled_from(INNER))}
     modes = [mode for mode in modes if mode != "mirrored" or program["family"] != "sonnet"]
     program["mode"] = draw(st.sampled_from(modes))
@@ -131,7 +131,7 @@ def _steps(draw, most, rules, loops, between, finite=2):
 
 @st.composite
 def library_programs(draw, most_steps=60):
-    """Generate programs that run in a training loop of a library, for example in Keras's `fit`."""
+    """Generate programs that run in a library's training loop, for example in Keras's `fit`."""
     mode = draw(st.sampled_from(sorted(LIBRARY_MODES)))
     family = draw(st.sampled_from(LIBRARY_MODES[mode]))
     program = {"family": family, "mode": mode, "inner": draw(st.sampled_from(INNER)), "ema": draw(_ema(family, mode))}
@@ -157,7 +157,7 @@ def original_programs(draw, families, modes, most_steps=40):
     largest = min(LARGEST_SCALE[dtype] for dtype in program["dtypes"])
     found = draw(_rules(largest))
     keras3 = program["family"] == "keras3"
-    # Keras 3's loss scale has no lower bound. A high initial scale keeps it above the lower bound of this package.
+    # Keras 3's loss scale has no lower bound. A high initial scale keeps it above this package's lower bound.
     scale = max(found.initial_scale, 1024.0) if keras3 else found.initial_scale
     rules = Rules(initial_scale=scale, growth_steps=found.growth_steps, dynamic=found.dynamic or keras3)
     program["rules"] = rules

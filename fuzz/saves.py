@@ -23,7 +23,7 @@ SUFFIX = {"keras": ".keras", "h5": ".h5", "weights": ".weights.h5", "saved_model
 
 
 def batch(i):
-    """Return the training batch of step `i`. In every third step, the batch causes an overflow."""
+    """Return the training batch for step `i`. Every third batch causes an overflow."""
     return BATCH * np.float32(np.inf if i % 3 == 1 else i + 1)
 
 
@@ -48,7 +48,7 @@ class Trainee:
         self.model.train_on_batch(batch(i), np.ones((4, 1), np.float32))
 
     def save(self, kind, directory, i):
-        """Save the model in the format `kind`, such as "checkpoint". The file name contains the number `i`."""
+        """Save the model in the format that `kind` names, such as "checkpoint". The file name contains `i`."""
         if kind == "checkpoint":
             self._manager(directory).save(checkpoint_number=i)
             return
@@ -76,12 +76,12 @@ class Trainee:
         return tf.train.CheckpointManager(self._checkpoint(), str(directory), max_to_keep=None)
 
     def state(self):
-        """Return the weights of the model, the loss scale and its counter."""
+        """Return the model's weights, the loss scale and the loss scale's counter."""
         numbers = (float(self.optimizer.loss_scale), int(self.optimizer.dynamic_counter))
         return [*map(np.asarray, self.model.get_weights()), *map(np.asarray, numbers)]
 
     def is_finite(self):
-        """Return whether all variables of the model and of the optimizer are finite."""
+        """Return whether all model variables and optimizer variables are finite."""
         variables = [*self.model.get_weights(), *(np.asarray(v) for v in self.optimizer.variables)]
         return all(np.isfinite(np.asarray(value, np.float64)).all() for value in variables)
 
@@ -98,7 +98,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Train, and save after every step. Call the callback `begin` just before the save with the number `begins`."""
+    """Train, and save after every step. Call `begin()` right before save number `begins`."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)
@@ -123,7 +123,7 @@ def assert_same(one, other, what):
 def train_command(begin, directory, options, interrupted_at):
     """Run `tf-lossscale train`, and send SIGINT to it after `interrupted_at` steps.
 
-    Right before the signal, call the callback `begin`. If `interrupted_at` is None, the command is not interrupted.
+    Call `begin()` right before the signal. If `interrupted_at` is None, do not interrupt the command.
 
     Returns:
         The exit code of the command.

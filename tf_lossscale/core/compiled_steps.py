@@ -1,4 +1,4 @@
-"""Compiles optimizer steps with XLA, for eager mode, tf.functions and replicas, and caches the compiled steps."""
+"""Compiles optimizer steps with XLA, in eager mode and in tf.functions, and caches the compiled steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 8
 
 
 class CompiledSteps:
-    """The functions that XLA has compiled for the steps of one optimizer.
+    """The functions that XLA has compiled for one optimizer's steps.
 
     >>> steps = CompiledSteps()
     >>> [steps.compile(2.0, lambda x: 2.0 * x, tf.constant(2.0))(tf.constant(3.0)).numpy().item() for _ in range(2)]
@@ -27,9 +27,9 @@ class CompiledSteps:
     """
 
     def __init__(self) -> None:
-        # Maps the key of a step's constants to (compiled step, weak references to the objects whose ids are in the
-        # key). The compiled step is None if the step cannot be compiled. An entry is removed when one of these objects
-        # is garbage-collected.
+        # Maps the key of a step's constants to a pair: the compiled step, and weak references to the objects whose ids
+        # are in the key. The compiled step is None if the step cannot be compiled. An entry is removed when one of the
+        # objects is garbage-collected.
         self._steps: dict[tuple[Any, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
         self._logged: set[str] = set()
 
@@ -51,13 +51,14 @@ class CompiledSteps:
 
         Args:
             reads: all Python objects that the function reads, except its arguments.
-            function: a function of tensors that returns a tensor. XLA's errors show its name.
-            *arguments: the arguments to trace the function with: tensors, lists of tensors, or None.
-            ignored: names of attributes in `reads` that the function sets before it reads them.
+            function: a function of tensors that returns a tensor. XLA's error messages contain the function's name.
+            *arguments: example arguments with which the function is traced: tensors, lists of tensors, or None.
+            ignored: names of attributes in `reads` that may differ between calls, because the function sets them before
+                it reads them.
 
         Returns:
-            A compiled function with the same arguments. If `function` cannot be compiled, or might return wrong results
-            in later calls after compilation, the reason is logged once and None is returned.
+            A compiled function with the same arguments. If `function` cannot be compiled, or if later calls to the
+            compiled function might return wrong results, the reason is logged once and None is returned.
         """
         if not tf.executing_eagerly():
             return _with_xla(function)
@@ -65,13 +66,14 @@ class CompiledSteps:
         try:
             key = (replicas.replica(), *constants.key(reads, ignored, identified))
         except constants.Unknown as unknown:
-            self.log_once(f"{unknown}, and a compiled step would not notice what it changes")
+            self.log_once(f"{unknown}, and a compiled step would ignore its later changes")
             return None
         if key not in self._steps:
             if len(self._steps) >= _MOST * tf.distribute.get_strategy().num_replicas_in_sync:
                 self.log_once(
-                    f"there are {_MOST} already, because each set of variables and each value of a hyperparameter that "
-                    "is a Python number needs one. Keep what changes from step to step in a tf.Variable or a schedule"
+                    f"there are already {_MOST} versions of the step, because each set of variables and each value of "
+                    "a hyperparameter that is a Python number needs its own version. Keep values that change from step "
+                    "to step in a tf.Variable or a schedule"
                 )
                 return None
             self._keep(key, self._traced(key, reads, function, arguments, ignored), identified)
@@ -89,12 +91,12 @@ class CompiledSteps:
                 after = ()
             except Exception as error:
                 # A step that cannot be traced runs without XLA. It then raises the same error as the trace, unless the
-                # error occurs only in tracing.
-                self.log_once(f"TensorFlow cannot trace them ({type(error).__name__}: {str(error).splitlines()[0]})")
+                # error occurs only during tracing.
+                self.log_once(f"TensorFlow cannot trace a step ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:
             return traced
-        # If the key is longer after tracing, tracing has filled a cache and the next trace may succeed. Nothing is
+        # If tracing has made the key longer, tracing has filled a cache and the next trace may succeed. Nothing is
         # logged in this case.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
@@ -124,7 +126,7 @@ def _drop(compiled_steps: weakref.ref[CompiledSteps], key: tuple[Any, ...], dead
 
 
 class StepToCompile(NamedTuple):
-    """What `CompiledSteps.compile` needs to know about a step of an optimizer."""
+    """What `CompiledSteps.compile` needs to know about an optimizer's step."""
 
     compiled_steps: CompiledSteps
     #: All Python objects that the step reads, except its arguments.
@@ -134,7 +136,7 @@ class StepToCompile(NamedTuple):
 
 
 def joined(steps: Sequence[StepToCompile | None]) -> StepToCompile | None:
-    """Combine the steps of several optimizers into one. Return None if one of them is not compiled.
+    """Combine several optimizers' steps into one step. If any of the steps is not compiled, return None.
 
     >>> joined([StepToCompile(CompiledSteps(), "a"), StepToCompile(CompiledSteps(), "b")]).reads
     ['a', 'b']
@@ -142,7 +144,7 @@ def joined(steps: Sequence[StepToCompile | None]) -> StepToCompile | None:
     True
 
     Args:
-        steps: one or more items: the step of each optimizer, or None if the optimizer's step is not compiled.
+        steps: a nonempty list with one item for each optimizer: its step, or None if its step is not compiled.
     """
     compiled = [step for step in steps if step is not None]
     if len(compiled) < len(steps):
@@ -156,7 +158,7 @@ def _with_xla(function: Callable[..., Any]) -> Any:
 
 
 def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
-    """Return why a step with these gradients cannot be compiled as one function. If it can, return None.
+    """Return why a step with these gradients cannot be compiled as one function. If it can be compiled, return None.
 
     >>> obstacle([tf.constant([1.0])], [tf.Variable([1.0])]) is None
     True
@@ -168,7 +170,7 @@ def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return "a legacy graph cannot call a compiled function"
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        return "a gradient is sparse, and has another number of rows in each step"
+        return "a gradient is sparse, and may have a different number of rows in each step"
     if not tf.distribute.has_strategy():
         devices = {getattr(variable, "device", "") for variable in variables} - {""}
         return "the variables are on several devices" if len(devices) > 1 else None

@@ -38,11 +38,12 @@ class Unknown(Exception):
 
 
 def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None = None) -> tuple[Any, ...]:
-    """Return a hashable key of the Python constants in an object, at any depth, that tracing would embed in a graph.
+    """Return a hashable key of the Python constants that tracing would embed in a graph.
 
-    The key contains numbers, strings, small arrays and small tensors by value. It contains the ids of variables and
-    strategies, because a traced function keeps using the variables and strategies with which it was traced. Do not use
-    a key after any of these variables or strategies has been garbage-collected: a new object may get the same id.
+    The key covers an object and all its parts, at any depth. It contains numbers, strings, small arrays and small
+    tensors by value. It contains the ids of variables and strategies, because a traced function keeps using the
+    variables and strategies with which it was traced. Do not use a key after any of these variables or strategies has
+    been garbage-collected: a new object may get the same id.
 
     >>> class SGD:
     ...     def __init__(self, momentum):
@@ -52,7 +53,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
 
     Args:
         value: an optimizer, or any other object.
-        ignored: names of attributes that are left out.
+        ignored: names of attributes that the key leaves out.
         identified: a list to which all variables and strategies in the object are appended.
 
     Returns:
@@ -63,11 +64,11 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     """
     found: list[Any] = []
     identified = [] if identified is None else identified
-    # Maps the ids of the objects whose attributes or items are in the key to (consecutive number, object). The
-    # reference to the object prevents Python from reusing the id.
+    # Maps the id of each object whose attributes or items are in the key to a pair of a consecutive number and the
+    # object. The reference to the object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
-    # A key is computed in each eager step. A loop is faster than recursion.
+    # A key is computed in each eager step, so this code uses a loop, which is faster than recursion.
     while waiting:
         path, value = waiting.pop()
         kind = type(value)
@@ -79,8 +80,8 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
         elif _is_variable(kind):  # type: ignore[arg-type]
             identified.append(value)
             found += (kind, id(value))
-            # A Keras 3 variable wraps a TensorFlow variable. The wrapped variable may be replaced, so it is in the key
-            # as well.
+            # A Keras 3 variable wraps a TensorFlow variable. The wrapped variable may be replaced, so the key also
+            # contains the wrapped variable's id.
             if "_value" in vars(value):
                 waiting.append((path, value._value))
         elif isinstance(value, type):

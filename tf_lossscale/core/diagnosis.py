@@ -15,7 +15,7 @@ from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_o
 class Diagnosis(Variables):
     """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
-    In an applied step only the norm of the gradients is computed. In a skipped step each gradient is checked as well.
+    In an applied step, only the norm of the gradients is computed. In a skipped step, each gradient is also checked.
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
@@ -26,22 +26,24 @@ class Diagnosis(Variables):
 
     def __init__(self) -> None:
         super().__init__(name="diagnosis")
-        # For each table of counts, a tuple with the names of the trained variables, one name for each row.
+        # A list with an item for each table of counts. An item is a tuple of variable names, one for each row of the
+        # table.
         self.__dict__["_tables"] = []
 
     #: An int64 scalar variable: the number of steps, including skipped ones.
     steps = LazyVariable(0, tf.int64, tracked=False)
-    #: A float32 scalar variable: the norm of all gradients of the last step.
+    #: A float32 scalar variable: the norm of all gradients in the last step.
     gradient_norm = LazyVariable(0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
-        """Create the variables in which steps are recorded, outside of the step's graph.
+        """Create the variables in which steps are recorded. They are created outside of the step's graph.
 
         Args:
             names: the names of the trained variables.
         """
         if names not in self._tables:
-            # All replicas evaluate the condition `names not in self._tables` before any of them creates a table.
+            # All replicas look for the table before any of them creates it, so either all or none of them call
+            # `replicas.once`.
             replicas.once(lambda: self._make(names))
 
     def record(
@@ -70,7 +72,7 @@ class Diagnosis(Variables):
         return done + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """Return a dict from variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
+        """Return a dict that maps variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
 
         A step is bad for a variable if the variable's gradient was infinite or NaN.
         """

@@ -1,4 +1,4 @@
-"""Counts how many values of each gradient have each binary exponent, at regular intervals and on the device."""
+"""Counts, at regular intervals and on the device, how many values of each gradient have each binary exponent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REP
 
 
 class Exponents(Variables):
-    """Counts the values of gradients by variable and exponent, and keeps the counts of the last counted step.
+    """Counts gradient values by variable and exponent, and keeps the counts from the last step that was counted.
 
-    Gradients are counted in the first step, and then in every `every`-th step. All other steps only increment the step
+    Gradients are counted in the first step, and then once every `every` steps. All other steps only increment the step
     count. The counts are variables that checkpoints do not contain. Each replica counts its own gradients in its own
     copies of these variables, and `last` returns the sums of the copies.
 
@@ -45,15 +45,16 @@ class Exponents(Variables):
         super().__init__(name="exponents")
         self.__dict__.update(
             every=every,
-            # For each table of counts, a tuple with the names of the trained variables, one name for each row.
+            # A list with an item for each table of counts. An item is a tuple of variable names, one for each row of
+            # the table.
             _tables=[],
-            # For each replica, cached values of `steps` and `following`. They are used only as long as no graph may
-            # change these variables.
+            # Maps the number of each replica to cached values of `steps` and `following`. The cache is used only while
+            # no graph can change these variables.
             _known={},
             _in_graphs=False,
         )
 
-    #: An int64 scalar variable: the number of steps.
+    #: An int64 scalar variable: the number of steps taken.
     steps = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
     #: An int64 scalar variable: the number of the next step whose gradients are counted.
     following = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
@@ -84,7 +85,7 @@ class Exponents(Variables):
         _require_own_copies()
         if not tf.executing_eagerly():
             self.__dict__["_in_graphs"] = True
-        # Each replica discards only its own cached values. Without its cached values, a slower replica would read the
+        # Each replica discards only its own cached values. A slower replica whose values were discarded would read the
         # variables again in the current step, and wait forever for the other replicas.
         self._known.pop(replicas.replica(), None)
         rows = names()
@@ -104,7 +105,7 @@ class Exponents(Variables):
         return [*done, *operations(self.steps.assign(step))]
 
     def counts_next(self) -> bool:
-        """Return whether the gradients of the next step may be counted.
+        """Return whether the next step might count gradients.
 
         In a graph or a cross-replica context, always return True.
         """
@@ -115,7 +116,7 @@ class Exponents(Variables):
 
     def count_next(self) -> None:
         """Count the gradients of the next step, even if the interval has not passed."""
-        # Before the first step there is no variable to assign to. The first step is counted in any case.
+        # Before the first step, the variable does not exist. The first step is counted in any case.
         if "following" not in self._all():
             return
         if tf.compat.v1.executing_eagerly_outside_functions():
@@ -127,7 +128,7 @@ class Exponents(Variables):
             tf.compat.v1.get_default_session().run(self.following.initializer)
 
     def stop(self) -> None:
-        """Stop counting gradients, also in functions that are already traced. Call this in eager mode."""
+        """Stop counting gradients, even in functions that were traced before this call. Call this in eager mode."""
         if "following" in self._all():
             self.following.assign(tf.int64.max)
             self._known.clear()
@@ -136,7 +137,7 @@ class Exponents(Variables):
         """Read the counts of the last counted step, in eager mode or in the default session.
 
         Returns:
-            The counts, or None if no step was counted.
+            The counts. If no step was counted, the result is None.
         """
         made = self._all()
         found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
@@ -147,11 +148,11 @@ class Exponents(Variables):
         return ExponentCounts(names, _value(counts), float(_value(scale)), max(steps))
 
     def steps_taken(self) -> int:
-        """Read the number of steps, in eager mode or in the default session."""
+        """Read the number of steps taken, in eager mode or in the default session."""
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
-        """Return the values of the variables `steps` and `following`, in eager mode.
+        """Return the values of the `steps` and `following` variables, in eager mode.
 
         The values are cached unless a graph may also change these two variables.
         """
@@ -163,7 +164,8 @@ class Exponents(Variables):
         return found
 
     def _keep(self, numbers: tuple[int, int]) -> None:
-        # If a tf.function also takes steps, it changes the variables without updating the cache of their values.
+        # A tf.function that also takes steps changes the variables without updating the cache, so nothing is cached in
+        # this case.
         if not self._in_graphs:
             self._known[replicas.replica()] = numbers
 
@@ -205,7 +207,7 @@ def table(gradients: list[Any]) -> tf.Tensor:
     each = [_Bits(gradient) for gradient in gradients]
     rows = tf.stack([bits.by_exponent() for bits in each])
     zeros = tf.stack([bits.number(0) for bits in each])
-    # Counting infinities reads the values a third time. This is done only if any value is infinite or NaN.
+    # Counting infinities reads the values a third time, so infinities are counted only if any value is infinite or NaN.
     infinite = tf.cond(
         tf.reduce_any(rows[:, NAN] > 0),
         lambda: tf.stack([bits.number(bits.infinity) for bits in each]),
@@ -239,7 +241,7 @@ class _Bits:
     def by_exponent(self) -> tf.Tensor:
         """Return the counts by exponent as an int64 row.
 
-        Zeros are counted in the column of the lowest exponent, and infinities in the column of NaN.
+        Zeros are counted in the column for the lowest exponent, and infinities in the column for NaN.
         """
         exponents = 2**self._exponent
         found = _histogram(
@@ -251,7 +253,7 @@ class _Bits:
         return tf.cast(row, tf.int64)
 
     def number(self, of: int) -> tf.Tensor:
-        """Return the number of values whose bits, without the sign bit, equal `of`, as an int64 tensor of shape [1]."""
+        """Count the values that equal `of` in all bits except the sign bit. Return an int64 tensor of shape [1]."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
         found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
         return tf.cast(found, tf.int64)

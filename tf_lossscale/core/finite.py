@@ -12,7 +12,7 @@ from tf_lossscale.core.scaling import over_values
 from tf_lossscale.core.twins import has_faster_twin
 
 
-# Calls run the faster twin in core/fast/checks.py.
+# Calls run the faster version of this function in core/fast/checks.py.
 @has_faster_twin
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Return whether all values of all gradients are finite.
@@ -83,8 +83,8 @@ def shared_evidence(gradients: list[Any], *, exactly: bool, all_values: bool) ->
             a gradient contains infinity or NaN on any replica, infinity or NaN is added to it on all replicas.
 
     Returns:
-        A list with a single tensor if `exactly` and `all_values` are False, otherwise with an item for each gradient.
-        If a gradient is None, its item is None.
+        If `exactly` and `all_values` are False, a list with a single tensor. Otherwise, a list with an item for each
+        gradient; the item is None if the gradient is None.
     """
     if not exactly and not all_values:
         return replicas.all_reduce([tf.where(all_finite(gradients), 0.0, float("nan"))])

@@ -68,8 +68,8 @@ def runs_in_order() -> bool:
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
     graph: Any = tf.compat.v1.get_default_graph()
-    # The graphs of branches and loops are subclasses of FuncGraph. The loop skips them and ends at the graph of a
-    # tf.function.
+    # The graph of a branch or loop is an instance of a subclass of FuncGraph. Skip such graphs, and stop at the graph
+    # of a tf.function.
     while graph is not None and type(graph) is not tf.__internal__.FuncGraph:
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
@@ -110,7 +110,7 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
         tensor: any tensor.
 
     Returns:
-        The same values; in eager mode the same object.
+        A tensor with the same values. In eager mode, the same object.
     """
     if tf.executing_eagerly():
         return tensor

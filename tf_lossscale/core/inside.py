@@ -59,7 +59,7 @@ def scaled_inside(
 
 
 def _loss_of(result: Any) -> tf.Tensor:
-    """Return the loss in the result of a loss function.
+    """Return the loss from a loss function's result.
 
     A list is rejected, because it is unclear whether it contains a loss with further results or several losses.
     """

@@ -69,7 +69,7 @@ def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
     """Return whether any of the gradients, and whether all of them, are noted as divided by a loss scale.
 
     Args:
-        gradients: tensors, IndexedSlices or None; None does not count.
+        gradients: tensors, IndexedSlices or None. None is ignored.
 
     Returns:
         Two bools; both are False if there is no gradient.
@@ -84,7 +84,7 @@ def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
 
 
 def is_scaled(gradient: Any) -> bool:
-    """Return whether a gradient was an argument of `get_unscaled_gradients`, and is therefore still scaled."""
+    """Return whether a gradient was passed to `get_unscaled_gradients`, and is therefore still scaled."""
     return hasattr(gradient, _SCALED)
 
 
@@ -117,7 +117,7 @@ def note_origin(tensor: Any, origin: Any) -> None:
 
     Args:
         tensor: an unscaled gradient.
-        origin: an instance of `Scaled` or `Share`, two classes of `core.fast.packing`.
+        origin: an instance of `Scaled` or `Share`, two classes in `core.fast.packing`.
     """
     if not tf.executing_eagerly():
         setattr(tensor, _ORIGIN, origin)

@@ -335,7 +335,7 @@ def not_in_replica_context(method: str) -> ValueError:
     )
 
 
-# Calls run the faster twin in core/fast/packing.py.
+# Calls run the faster version of this function in core/fast/packing.py.
 @has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.

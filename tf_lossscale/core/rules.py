@@ -16,7 +16,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Counts(NamedTuple):
-    """The state of a loss scale.
+    """The state of a loss scale: the scale and its two counters.
 
     >>> Counts(scale=32768.0, good=0, bad=0).scale
     32768.0
@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 class Rules:
     """The rules by which a dynamic loss scale changes.
 
-    The algorithm of each step; a test executes these lines::
+    Each step runs the following algorithm. A test executes these lines::
 
         if every_gradient_is_finite:
             good += 1
@@ -63,13 +63,14 @@ class Rules:
 
     Args:
         growth_steps: the number of finite steps in a row after which the scale grows.
-        growth_factor: the factor by which the scale is multiplied when it grows; above 1.
-        backoff_factor: the factor by which the scale is multiplied when it is lowered; between 0 and 1.
+        growth_factor: the factor by which the scale is multiplied when it grows. The factor must be above 1.
+        backoff_factor: the factor by which the scale is multiplied when it is lowered. The factor must be above 0
+            and below 1.
         hysteresis: the number of overflows after which the scale is lowered.
         min_scale: the scale is never lowered below this value.
-        max_scale: the scale never grows above this value; None for float32's maximum.
-        finite_step_resets: whether a finite step resets the count of overflows. In TensorFlow 1's tf.contrib it does
-            not.
+        max_scale: the scale never grows above this value. None means float32's maximum.
+        finite_step_resets: whether a finite step resets the count of overflows. In TensorFlow 1's tf.contrib, a finite
+            step does not reset the count.
 
     Source: the state machine of `tf.keras.mixed_precision.LossScaleOptimizer`
     (https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer),
@@ -125,7 +126,7 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Return the state after a step. The same few scalar operations are run after finite and non-finite steps.
+        """Return the state after a step. The same few scalar operations run after finite and non-finite steps.
 
         Args:
             finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
@@ -165,9 +166,9 @@ class Rules:
         return tf.maximum(scale * self.backoff_factor, self.min_scale)
 
 
-#: The rules that LossScaleOptimizer accepts as keyword arguments, with their defaults. `growth_steps` is missing,
-#: because LossScaleOptimizer calls it `dynamic_growth_steps`, as TensorFlow does. `finite_step_resets` is missing,
-#: because it is for TensorFlow 1 only.
+#: The rules that LossScaleOptimizer accepts as keyword arguments, with their defaults. `growth_steps` is omitted,
+#: because LossScaleOptimizer calls it `dynamic_growth_steps`, as TensorFlow does. `finite_step_resets` is omitted,
+#: because only TensorFlow 1's loss scales use it.
 KEYWORDS = {
     field.name: field.default
     for field in dataclasses.fields(Rules)

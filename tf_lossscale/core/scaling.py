@@ -22,10 +22,10 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
         scale: float32 scalar.
 
     Returns:
-        The scaled loss, of the same structure and dtype.
+        The scaled loss, with the same structure and dtypes.
 
     Raises:
-        TypeError: a loss is not of a floating-point dtype.
+        TypeError: a loss does not have a floating-point dtype.
     """
     return tf.nest.map_structure(lambda part: _scaled(part, scale), loss)
 
@@ -40,7 +40,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Mul(x=loss, y=tf.cast(factor, loss.dtype))
 
 
-# Calls run the faster twin in core/fast/packing.py.
+# Calls run the faster version of this function in core/fast/packing.py.
 @has_faster_twin
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Divide gradients by the scale, and prevent the graph optimizer from merging the division with the scaling.
@@ -53,10 +53,10 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
         scale: float32 scalar.
 
     Returns:
-        A list as long as `gradients`, of the same dtypes.
+        A list as long as `gradients`, with the same dtypes.
 
     Raises:
-        TypeError: a gradient is not of a floating-point dtype.
+        TypeError: a gradient does not have a floating-point dtype.
     """
     scale = optimization_barrier(tf.convert_to_tensor(scale))
 
@@ -66,14 +66,14 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     return [over_values(unscaled, gradient) for gradient in floating(gradients)]
 
 
-# Calls run the faster twin in core/fast/checks.py.
+# Calls run the faster version of this function in core/fast/checks.py.
 @has_faster_twin
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Divide values by the scale, and round the quotients to the dtype of the values.
 
-    Float16 and bfloat16 values are divided in float32. Multiplication by the reciprocal of the scale is sure to give
-    the same bits only if the scale is a power of two up to 2**126. For larger scales the reciprocal is subnormal, and
-    kernels treat it as zero. In float16 the reciprocal is zero for scales from 2**25 on.
+    Float16 and bfloat16 values are divided in float32. Multiplication by the reciprocal of the scale is guaranteed to
+    give the same bits only if the scale is a power of two up to 2**126. For larger scales the reciprocal is subnormal,
+    and kernels treat it as zero. In float16 the reciprocal is zero for scales from 2**25 on.
 
     >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
     1.0
@@ -90,7 +90,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
-    """Multiply a gradient by the scale. For None, return None.
+    """Multiply a gradient by the scale. If the gradient is None, return None.
 
     The product is float64 if the gradient is float64, and float32 otherwise.
 
@@ -119,7 +119,7 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
         gradients: values that TensorFlow can convert to tensors, IndexedSlices or None.
 
     Raises:
-        TypeError: a gradient is not of a floating-point dtype.
+        TypeError: a gradient does not have a floating-point dtype.
     """
     kept = (tf.IndexedSlices, type(None))
     found = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
@@ -133,7 +133,7 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply a function to the values of a gradient, for IndexedSlices to the rows. For None, return None.
+    """Apply a function to a gradient's values, or to the rows of IndexedSlices. If the gradient is None, return None.
 
     >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
     [2.0]

@@ -48,10 +48,10 @@ class LossScale(Variables):
     512.0
     """
 
-    #: Whether a step may be skipped. If False, every step is applied, whatever its gradients, and `check` and `move`
-    #: are not called.
+    #: Whether a step may be skipped. If False, every step is applied, whatever the gradients are, and `check` and
+    #: `move` are not called.
     may_skip = False
-    #: Whether `check` and `move` also receive the norm of all gradients, as the keyword argument `norm`.
+    #: Whether `check` and `move` also receive the norm of all gradients, as the `norm` keyword argument.
     uses_norm = False
     #: Whether XLA may compile `check` and `move`. A subclass does not inherit the value, because the subclass may run
     #: Python code in each step.
@@ -70,7 +70,7 @@ class LossScale(Variables):
 
     @property
     def reads_gradients(self) -> bool:
-        """Whether a subclass overrides `check`. The override may read the gradients' values."""
+        """Whether a subclass overrides `check`, and may therefore read the gradients' values."""
         return type(self).check is not LossScale.check
 
     def prepare(self) -> None:
@@ -101,7 +101,7 @@ class LossScale(Variables):
         return all_finite(gradients)
 
     def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
-        """Change the scale after a step. The default is to leave it unchanged.
+        """Change the scale after a step. By default, the scale does not change.
 
         Args:
             applied: the result of `check`, a bool scalar tensor, equal on all replicas.
@@ -161,7 +161,7 @@ class LossScale(Variables):
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
-        """Return the bool scalar variable that records whether a stall, many skipped steps in a row, was reported.
+        """Return the bool scalar variable that records whether a stall, a long run of skipped steps, was reported.
 
         Args:
             action: the reaction to a stall. Each reaction has its own variable, which all optimizers with this scale
@@ -184,7 +184,7 @@ class LossScale(Variables):
         return False
 
     # The variables that count steps are not saved. Otherwise the checkpoints of TensorFlow's own LossScaleOptimizer,
-    # which lack them, could not be restored completely.
+    # which lack these variables, could not be restored completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
     """The number of steps, including skipped steps, an int64 scalar variable."""
@@ -197,7 +197,7 @@ class LossScale(Variables):
 
 
 class FixedLossScale(LossScale):
-    """A fixed scale. Unless `skip_nonfinite` is True, it skips no step and has no variables.
+    """A fixed scale. Unless `skip_nonfinite` is True, no step is skipped and the object has no variables.
 
     >>> FixedLossScale(128)().numpy().item()
     128.0
@@ -232,7 +232,7 @@ class DynamicLossScale(LossScale):
 
     Args:
         initial_scale: the scale to start with, a finite number above 0.
-        rules: the rules by which the scale changes; None for the default rules.
+        rules: the rules by which the scale changes. None means the default rules.
     """
 
     may_skip = True
@@ -273,7 +273,7 @@ class DynamicLossScale(LossScale):
     def lowest(self) -> float | None:
         return self.rules.min_scale
 
-    # Aliases with the names of TensorFlow 2.4 to 2.15. Old code may read and assign these attributes.
+    # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
         lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
@@ -303,7 +303,7 @@ class DynamicLossScale(LossScale):
         return super()._lookup_dependency(name, *args)
 
     def bring_into_range(self) -> None:
-        """Replace the loaded scale and log a warning, if the scale would stop training. In graphs, do nothing.
+        """If the loaded scale is out of range, replace it and log a warning. In graphs and on replicas, do nothing.
 
         >>> scale = DynamicLossScale(8.0)
         >>> _ = scale.current_loss_scale.assign(float("inf"))
@@ -331,8 +331,8 @@ class DynamicLossScale(LossScale):
             loaded: any number.
 
         Returns:
-            The number, clipped to the range from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. For
-            infinity and NaN, `initial_scale`.
+            The number, clipped to the range from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. If
+            the number is infinite or NaN, the result is `initial_scale`.
         """
         low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
         low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
@@ -396,7 +396,7 @@ class _Adopted(LossScale):
 
 
 def moved_by_update(loss_scale: Any, gradients: Iterable[Any]) -> tf.Tensor:
-    """Call an object's `update`, which checks gradients and changes the scale.
+    """Call a loss scale's `update` method, which checks gradients and changes the scale.
 
     Args:
         loss_scale: an object that `adopted` accepts.

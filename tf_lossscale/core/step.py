@@ -200,7 +200,7 @@ def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients
     return bool(applied) if tf.executing_eagerly() else applied
 
 
-# Calls run the faster twin in core/fast/packing.py.
+# Calls run the faster version of this function in core/fast/packing.py.
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
     """Convert gradients to tensors that can be passed to a function, and back.
@@ -224,7 +224,7 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
     return [gradient for gradient in gradients if gradient is not None], back
 
 
-# Calls run the faster twin in core/fast/branching.py.
+# Calls run the faster version of this function in core/fast/branching.py.
 @has_faster_twin
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]

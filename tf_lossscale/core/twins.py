@@ -1,4 +1,4 @@
-"""Registers twins of plain functions. A twin is faster; the plain function defines the correct result."""
+"""Registers faster versions of plain functions, called twins. The plain function defines the correct result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def has_faster_twin(plain: _Function) -> _Function:
-    """Decorate a plain function, so that a module of `core/fast` can register a faster twin for it.
+    """Decorate a plain function, so that a module in `core/fast` can register a faster version, called its twin.
 
-    A call runs the twin if there is one. The attribute `plain` is always the plain function:
+    A call runs the twin if there is one. The `plain` attribute is always the plain function:
 
     >>> import tensorflow as tf
     >>> from tf_lossscale.core import scaling

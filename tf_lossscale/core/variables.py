@@ -46,15 +46,15 @@ class Variables(tf.Module):
         tracked: bool = True,
         aggregation: tf.VariableAggregation | None = None,
     ) -> tf.Variable:
-        """Return the variable of this name in the current graph; create it on the first call.
+        """Return the variable with this name in the current graph. Create the variable on the first call.
 
         Args:
             name: the variable's name, also in checkpoints.
-            initial_value: a Python number, or a list of them.
+            initial_value: a Python number, or a list of Python numbers.
             dtype: the variable's dtype.
-            tracked: whether checkpoints include it.
+            tracked: whether checkpoints include the variable.
             aggregation: if given, each replica writes its own value, and a read outside of the replicas combines the
-                values by this aggregation. By default all replicas write the same value together.
+                values with this aggregation. By default all replicas write the same value together.
 
         Returns:
             A variable that is not trained.
@@ -95,7 +95,7 @@ class Variables(tf.Module):
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables of the current graph that checkpoints include."""
+        """The variables in the current graph that checkpoints include."""
         return tuple(self._tracked().values())
 
     def _tracked(self) -> dict[str, tf.Variable]:
@@ -107,7 +107,8 @@ class Variables(tf.Module):
         return {name: variable for (where, name), variable in self._weights.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        # A SavedModel must include all variables that its exported functions write, even those not in checkpoints.
+        # A SavedModel must include all variables that its exported functions write, even if checkpoints do not include
+        # them.
         own = self._tracked() if save_type == "checkpoint" else self._all()
         return {**super()._trackable_children(save_type, **kwargs), **own}
 
@@ -121,7 +122,7 @@ class LazyVariable(property):
     1
 
     Args:
-        initial_value: a Python number, or a list of them.
+        initial_value: a Python number, or a list of Python numbers.
         dtype: the variable's dtype.
         **options: `tracked` and `aggregation`, as in `Variables._weight`.
     """
@@ -138,9 +139,9 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each existing variable of a legacy graph, and later with each new one.
+    """Call a function with each variable that exists in a legacy graph, and later with each new variable.
 
-    A library with a session of its own, such as Keras 2, must know these variables in order to initialize them.
+    A library with its own session, such as Keras 2, must know these variables in order to initialize them.
 
     >>> told = []
     >>> tell_of_new(told.append)
@@ -167,7 +168,7 @@ def _announce(variable: Any) -> None:
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of a variable. If the variable of a legacy graph was not initialized, return zeros.
+    """Return a variable's value. If the variable is in a legacy graph and was not initialized, return zeros.
 
     >>> value_or_zero(tf.Variable(3)).numpy().item()
     3
@@ -181,7 +182,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Add one to a variable. If the variable of a legacy graph was not initialized, start at 0.
+    """Add one to a variable. If the variable is in a legacy graph and was not initialized, start at 0.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)
@@ -200,7 +201,7 @@ def add_one(variable: tf.Variable) -> Any:
     return variable.assign(value_or_zero(variable) + 1)
 
 
-# Calls run the faster twin in core/fast/branching.py.
+# Calls run the faster version of this function in core/fast/branching.py.
 @has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables unless a condition is true.
@@ -265,7 +266,7 @@ def _readable_class(cls: Any) -> Any:
 
 
 def as_number(variable: Any) -> Any:
-    """Return the value as a Python number, in eager mode.
+    """Return a variable's value as a Python number, in eager mode.
 
     >>> as_number(tf.Variable(3))
     3
@@ -277,7 +278,7 @@ def as_number(variable: Any) -> Any:
 
 
 def _legacy_graph() -> Any:
-    """Return the legacy graph being built, without the graphs of branches and loops inside it."""
+    """Return the legacy graph that is being built, not the graph of a branch or loop inside it."""
     graph: Any = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
@@ -288,7 +289,7 @@ def _variable(
     name: str, value: Any, dtype: tf.DType, saved: bool, aggregation: tf.VariableAggregation | None
 ) -> tf.Variable:
     # A variable without aggregation has the same value on all replicas. An assignment in the cross-replica context
-    # writes all copies, and an assignment in a replica context writes the copy of this replica.
+    # writes all copies, and an assignment in a replica context writes only this replica's copy.
     mirrored = aggregation is None
     shared: dict[str, Any] = {
         "trainable": False,

@@ -31,7 +31,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -76,17 +76,27 @@ class _Thread(threading.local):
     whole_steps = 0
 
 
+class Decision(NamedTuple):
+    """Whether the gradients passed to an update are scaled, and where the update takes place."""
+
+    scaled: bool
+    #: The functions being traced, innermost first, or eager mode.
+    places: list[Any]
+    #: Whether a function is being traced, and the decision was made from calls outside this function.
+    depends_on_other_functions: bool = False
+
+
 class Contract:
     """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients.
 
     >>> contract = Contract()
     >>> contract.called("scale_loss")
-    >>> with contract.apply_gradients([tf.constant(8.0)]) as scaled:
-    ...     scaled
+    >>> decision = contract.decide([tf.constant(8.0)])
+    >>> decision.scaled
     True
+    >>> contract.record(decision)
     >>> contract.called("get_unscaled_gradients")
-    >>> with contract.apply_gradients([tf.constant(2.0)]) as scaled:
-    ...     scaled
+    >>> contract.decide([tf.constant(2.0)]).scaled
     False
     """
 
@@ -148,52 +158,58 @@ class Contract:
         finally:
             self._thread.whole_steps -= 1
 
-    # The updates. -----------------------------------------------------------------------------------------------
+    # The decisions. ---------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def apply_gradients(self, gradients: Iterable[Any]) -> Iterator[bool]:
-        """Return a context manager for an update by `apply_gradients`. An update that raises an error is not recorded.
+    def decide(self, gradients: Iterable[Any]) -> Decision:
+        """Decide whether the gradients passed to `apply_gradients` are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
 
-        Yields:
-            Whether the gradients are scaled.
-
         Raises:
             RuntimeError: the calls so far contradict each other.
         """
-        with self._update(gradients, _APPLY_GRADIENTS, otherwise=False) as scaled:
-            self._warn_of_forgotten_calls()
-            yield scaled
+        decision = self._decide(gradients, _APPLY_GRADIENTS, otherwise=False)
+        self._warn_of_forgotten_calls()
+        return decision
 
-    @contextlib.contextmanager
-    def apply(self, gradients: Iterable[Any], may_be_unscaled: bool) -> Iterator[bool]:
-        """Return a context manager for an update by `apply`. An update that raises an error is not recorded.
+    def decide_for_apply(self, gradients: Iterable[Any], may_be_unscaled: bool) -> Decision:
+        """Decide whether the gradients passed to `apply` are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
             may_be_unscaled: whether this optimizer family's `apply` also accepts unscaled gradients.
 
-        Yields:
-            Whether the gradients are scaled.
-
         Raises:
             RuntimeError: the gradients are unscaled and `may_be_unscaled` is False, or the calls so far contradict each
                 other.
         """
-        update = self._update(gradients, _APPLY, otherwise=True) if may_be_unscaled else self._update_scaled(gradients)
-        with update as scaled:
-            if scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
-                self._warn(
-                    "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
-                    "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
-                    "gradients that are not scaled, use apply_gradients()."
-                )
-            yield scaled
+        if may_be_unscaled:
+            decision = self._decide(gradients, _APPLY, otherwise=True)
+        else:
+            decision = Decision(True, _enclosing_functions())
+            self._require_not_unscaled(gradients, decision.places)
+        if decision.scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
+            self._warn(
+                "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
+                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
+                "gradients that are not scaled, use apply_gradients()."
+            )
+        return decision
 
-    @contextlib.contextmanager
-    def _update(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Iterator[bool]:
+    def record(self, decision: Decision) -> None:
+        """Record an update. A step that raised an error is not recorded, so it can be repeated.
+
+        Args:
+            decision: the decision for the update.
+        """
+        with self._lock:
+            if decision.depends_on_other_functions:
+                self._answers_kept.add(decision.scaled)
+            for call in self._calls_in(decision.places):
+                call.followed_in.add(threading.current_thread())
+
+    def _decide(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
         places = _enclosing_functions()
         with self._lock:
             some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
@@ -205,11 +221,7 @@ class Contract:
                 f"one update follows one scale_loss(). {_TWO_WAYS_OUT}"
             )
         answer = answers.pop() if answers else otherwise
-        yield answer
-        with self._lock:
-            if not in_same_function and places != [_EAGER]:
-                self._answers_kept.add(answer)
-            self._use_calls(places)
+        return Decision(answer, places, not in_same_function and places != [_EAGER])
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return what earlier method calls imply, and whether they were made in the innermost function being traced.
@@ -231,8 +243,7 @@ class Contract:
             answers |= {True} if answers else {True, False}
         return answers, place is places[0]
 
-    @contextlib.contextmanager
-    def _update_scaled(self, gradients: Iterable[Any]) -> Iterator[bool]:
+    def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
         The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
@@ -243,7 +254,7 @@ class Contract:
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
         may_be_unscaled = False
-        thread, places = threading.current_thread(), _enclosing_functions()
+        thread = threading.current_thread()
         if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
             with self._lock:
                 calls, _ = self._deciding_calls(places, lambda call: thread not in call.followed_in)
@@ -259,9 +270,6 @@ class Contract:
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
                 "called before: they may be divided twice. Give unscaled gradients to apply_gradients()."
             )
-        yield True
-        with self._lock:
-            self._use_calls(places)
 
     # The calls. -------------------------------------------------------------------------------------------------
 
@@ -295,10 +303,6 @@ class Contract:
             elif places != [_EAGER]:
                 found += calls.values()
         return found
-
-    def _use_calls(self, places: list[Any]) -> None:
-        for call in self._calls_in(places):
-            call.followed_in.add(threading.current_thread())
 
     def _forget_ended_threads(self) -> None:
         calls = self._calls.get(_EAGER, {})

@@ -450,8 +450,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if kwargs:
             self._require_keywords(kwargs)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        with self._contract.apply_gradients(gradients) as scaled:
-            outcome = self._step(Update(self, gradients, variables, scaled, aggregate, kwargs))
+        decision = self._contract.decide(gradients)
+        outcome = self._step(Update(self, gradients, variables, decision.scaled, aggregate, kwargs))
+        self._contract.record(decision)
         return self._result(outcome)
 
     @do_not_convert
@@ -482,8 +483,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        with self._contract.apply(grads, self._family.apply_takes_unscaled) as scaled:
-            outcome = self._step(Update(self, grads, variables, scaled, aggregate=True, keywords={}))
+        decision = self._contract.decide_for_apply(grads, self._family.apply_takes_unscaled)
+        outcome = self._step(Update(self, grads, variables, decision.scaled, aggregate=True, keywords={}))
+        self._contract.record(decision)
         self._result(outcome)
 
     def _step(self, update: Update) -> Any:

@@ -39,7 +39,7 @@ def apply_or_skip(
 
 @faster(variables.unless)
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Change variables in a conditional that is a single operation; see `core.variables.unless`."""
+    """Change variables in a conditional that runs as a single operation; see `core.variables.unless`."""
     done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use:
         for operation in done:
@@ -63,7 +63,7 @@ def loops() -> bool:
 
 
 def compiled_for_the_cpu() -> bool:
-    """Return whether XLA compiles the function being traced and the machine has no accelerators.
+    """Return whether XLA compiles the function being traced, and the machine has no accelerators.
 
     >>> compiled_for_the_cpu()
     False
@@ -85,8 +85,8 @@ def at_most_once(predicate: tf.Tensor, function: Callable[[tf.Tensor], tf.Tensor
 
     Args:
         predicate: bool scalar.
-        function: called with a float32 scalar tensor of value 1. XLA does not know the value, so it cannot move
-            products with this tensor out of the loop.
+        function: a function that is called with a float32 scalar tensor of value 1. XLA does not know the value, so it
+            cannot move products with this tensor out of the loop.
         otherwise: the tensor to return if the predicate is false. It has the same shape and dtype as the result of
             `function`.
     """

@@ -1,4 +1,4 @@
-"""Faster twins of core functions. They check gradients by their sums, and replace divisions with multiplications.
+"""Faster versions of core functions, which check gradients by their sums and replace divisions with multiplications.
 
 A finite sum proves that all values of a gradient are finite.
 """
@@ -39,8 +39,8 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Check small gradients together, and large gradients by their sums; see `core.finite.all_finite`.
 
-    A sum is finite only if all summands are finite. Summing a large gradient does not create a second large tensor, as
-    checking each value would. The values of large gradients are checked only if a sum is not finite.
+    A sum is finite only if all summands are finite. Checking each value of a large gradient would create a second large
+    tensor, but summing the values does not. The values of large gradients are checked only if a sum is not finite.
     """
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
@@ -74,7 +74,7 @@ def _all_finite_eagerly(gradients: list[Any]) -> tf.Tensor:
 
 
 def _concatenated(gradients: list[Any]) -> list[Any]:
-    """Concatenate small gradients of the same dtype and scale, because XLA compiles one kernel for each check."""
+    """Concatenate small gradients of the same dtype and scale, because XLA compiles a kernel for each check."""
     alike: dict[Any, tuple[tf.Tensor | None, list[tf.Tensor]]] = {}
     result = []
     for gradient in gradients:
@@ -114,19 +114,19 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
 def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     """Return a scalar that is finite only if all values of the gradient are finite."""
     if isinstance(gradient, Scaled):
-        # The values are not squared, because squares of scaled gradients could overflow with loss scales of about 1e19,
-        # the square root of the largest scale.
+        # The values are not squared, because squares of scaled gradients could overflow with loss scales above about
+        # 1e19, the square root of the largest scale.
         return tf.reduce_sum(gradient.values)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.nn.l2_loss(gradient) if squares and gradient.dtype in _WIDE else tf.reduce_sum(gradient)
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
-        # Rounding after each addition at most doubles a sequential sum of absolute values. The bound for a parallel sum
-        # is slightly higher. A limit of a quarter of the float16 maximum is therefore safe.
+        # If float16 values are added one after another, rounding at most doubles the sum of their absolute values. The
+        # bound for a parallel sum is slightly higher. A limit of a quarter of the float16 maximum is therefore safe.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
     # If the sum of squares is finite, all absolute values are below 3e19, so the sums of rows with the same index are
-    # finite as well.
+    # also finite.
     return tf.nn.l2_loss(values)
 
 

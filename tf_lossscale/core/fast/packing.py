@@ -55,7 +55,7 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
 
 
 def stacked(tensors: Sequence[Any], group: list[int]) -> tf.Tensor:
-    """Return the tensors at some positions as one stack.
+    """Stack the tensors at the given positions.
 
     >>> stacked([tf.constant([1.0]), None, tf.constant([2.0])], [0, 2]).numpy().tolist()
     [[1.0], [2.0]]
@@ -85,7 +85,7 @@ def in_stacks(tensors: Sequence[Any]) -> list[Any]:
 
 
 def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor]:
-    """Return the tensors in a stack, and note for each tensor that it was in this stack.
+    """Split a stack into its tensors, and note on each tensor which stack it was in.
 
     >>> [part.numpy().tolist() for part in unstacked(tf.constant([[1.0], [2.0]]))]
     [[1.0], [2.0]]
@@ -101,7 +101,7 @@ def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor
 
 
 def is_small(tensor: tf.Tensor) -> bool:
-    """Return whether an operation on a tensor takes longer to start than to run. False for unknown shapes.
+    """Return whether an operation on a tensor takes longer to start than to run. For unknown shapes, return False.
 
     >>> is_small(tf.ones([1000])), is_small(tf.ones([10_000]))
     (True, False)
@@ -111,7 +111,7 @@ def is_small(tensor: tf.Tensor) -> bool:
 
 
 def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
-    """Return whether the tensors fit in one stack.
+    """Return whether the tensors together are small enough for one stack.
 
     >>> fit_in_a_stack([tf.ones([1000])] * 200), fit_in_a_stack([tf.ones([1000, 1000])])
     (True, False)
@@ -121,7 +121,7 @@ def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def are_small(gradients: Sequence[Any]) -> bool:
-    """Return whether all dense gradients are so small that starting operations dominates the time of a step.
+    """Return whether all dense gradients together are so small that starting operations dominates a step's time.
 
     >>> are_small([tf.ones([1000])] * 400), are_small([tf.ones([4_000_000])] * 4)
     (True, False)
@@ -154,9 +154,9 @@ class Scaled(NamedTuple):
 
 
 def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
-    """Multiply values by 1 in a way that keeps XLA from moving computations on the values out of a loop.
+    """Multiply values by 1 to keep XLA from moving computations on the values out of a loop.
 
-    XLA does not know the value of `one`.
+    XLA does not know that the value of `one` is 1, so it does not remove the multiplication.
 
     >>> kept_inside(tf.constant(2.0), tf.constant(1.0)).numpy().item()
     2.0
@@ -169,7 +169,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
 
 
 class Share(NamedTuple):
-    """One gradient of a stack: the stack and the gradient's position in it.
+    """One gradient in a stack: the stack, and the gradient's position in the stack.
 
     >>> Share(tf.constant([[1.0], [2.0]]), 1).position
     1
@@ -190,7 +190,8 @@ class Packed:
 
     Args:
         gradients: the gradients to apply: tensors, IndexedSlices or None.
-        scaled: whether to pass scaled gradients. This must be False if the gradients have yet to be summed.
+        scaled: whether to pass scaled gradients. This must be False if the gradients have yet to be summed over the
+            replicas.
         stacks: whether to pass stacks. This should be False under XLA, which compiles stacks slowly.
     """
 
@@ -231,7 +232,7 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay unscaling each large gradient until the previous one was used, so that only one is in memory at a time.
+        """Delay unscaling each large gradient until the previous one was used, to keep only one of them in memory.
 
         Smaller gradients are not delayed, so that idle cores can unscale them.
 
@@ -265,7 +266,6 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
 
 
 def _depends_on(operation: Any, other: Any) -> bool:
-    """Return whether an operation depends on another one, directly or through further operations."""
     waiting, seen = [operation], set()
     while waiting:
         one = waiting.pop()
@@ -282,9 +282,10 @@ def _depends_on(operation: Any, other: Any) -> bool:
 
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks. Note the origin of each large gradient; see `core.scaling.unscale`."""
+    """Unscale small gradients in stacks, and note the scaled values of large gradients; see `core.scaling.unscale`."""
     found = scaling.floating(gradients)
-    # Without a barrier, the graph optimizer would replace division by a constant with multiplication by the reciprocal.
+    # Without a barrier, the graph optimizer would replace division by a constant scale with multiplication by the
+    # scale's reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
     result: list[Any] = [None] * len(found)
     for group in positions(found):
