@@ -1,7 +1,7 @@
 """Checks arguments, and raises errors with consistent messages.
 
-Every message names the argument, the value it got, what is allowed, and what to do.
-The errors are built-in exceptions, so that existing ``except ValueError`` code keeps working.
+Every message names the argument, the value that was passed, what is allowed, and what to do. The errors are built-in
+exceptions, so existing `except ValueError` code keeps working.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 class NotWrappable(TypeError, ValueError):
     """Raised if the object to wrap is not an optimizer, or is already a LossScaleOptimizer.
 
-    In this case TensorFlow 2.3 and older raise a ValueError, and newer versions raise a TypeError. Code that catches
-    either error keeps working.
+    For such an object, TensorFlow 2.3 and older raise a ValueError, and newer versions raise a TypeError. Code that
+    catches either error keeps working.
 
     >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
     (True, True)

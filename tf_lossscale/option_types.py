@@ -18,7 +18,7 @@ def whole_number(least: int) -> Callable[[str], int]:
         least: the smallest number that is allowed.
 
     Returns:
-        A function for the argument `type` of `argparse.ArgumentParser.add_argument`.
+        A function for the `type` argument of `argparse.ArgumentParser.add_argument`.
     """
 
     def convert(text: str) -> int:

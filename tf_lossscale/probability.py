@@ -38,9 +38,9 @@ def minimize(
     seed: Any = None,
     name: str = "minimize",
 ) -> Any:
-    """`tfp.math.minimize`, with gradients that do not vanish in float16.
+    """Like `tfp.math.minimize`, but with gradients that do not vanish in float16.
 
-    The loss is scaled only where the gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
+    The loss is scaled only while its gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
     the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but the trace still contains
     an entry for this step.
 
@@ -64,7 +64,7 @@ def minimize(
         trainable_variables: the variables to train; None for every variable that the loss uses.
         trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
             the function's result to the trace.
-        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops earlier.
+        return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops the loop early.
         jit_compile: whether XLA compiles the loop.
         seed: any seed that `tfp.random.sanitize_seed` accepts. Each step derives a new seed and passes it to `loss_fn`.
         name: a name for the operations.
@@ -78,7 +78,11 @@ def minimize(
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/math/minimize
     """
-    _require_loss_scale_optimizer(optimizer)
+    if not isinstance(optimizer, LossScaleOptimizer):
+        raise TypeError(
+            f"`optimizer` must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. "
+            "Wrap it once: optimizer = tf_lossscale.LossScaleOptimizer(optimizer)."
+        )
     return _probability().math.minimize(
         optimizer.scale_inside(loss_fn),
         num_steps,
@@ -109,7 +113,7 @@ def fit_surrogate_posterior(
     seed: Any = None,
     name: str = "fit_surrogate_posterior",
 ) -> Any:
-    """`tfp.vi.fit_surrogate_posterior`, with gradients that do not vanish in float16.
+    """Like `tfp.vi.fit_surrogate_posterior`, but with gradients that do not vanish in float16.
 
     >>> import tensorflow as tf
     >>> import tensorflow_probability as tfp
@@ -151,7 +155,6 @@ def fit_surrogate_posterior(
 
     Source: https://www.tensorflow.org/probability/api_docs/python/tfp/vi/fit_surrogate_posterior
     """
-    _require_loss_scale_optimizer(optimizer)
     vi = _probability().vi
 
     def loss_fn(seed: Any = None) -> Any:
@@ -180,11 +183,3 @@ def fit_surrogate_posterior(
 
 def _probability() -> Any:
     return optional.load("tensorflow_probability", "probability")
-
-
-def _require_loss_scale_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, LossScaleOptimizer):
-        raise TypeError(
-            f"`optimizer` must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. "
-            "Wrap it once: optimizer = tf_lossscale.LossScaleOptimizer(optimizer)."
-        )

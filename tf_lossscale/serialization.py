@@ -40,7 +40,7 @@ def register_when_imported() -> None:
 
 
 def _register(library: types.ModuleType) -> None:
-    # Use the module's own name, because a program may have stored tf_keras as `sys.modules["keras"]`.
+    # Use the library's `__name__`, because a program may have stored tf_keras as `sys.modules["keras"]`.
     name = families.library_in(library.__name__)
     for (package, class_name), module in _REGISTERED.get(name, {}).items():
         if module not in sys.modules:
@@ -57,7 +57,7 @@ def _deferred(library: Any, package: str, class_name: str, module: str) -> type:
         cls = library.saving.get_custom_objects()[f"{package}>{class_name}"]
         return cls.from_config(config, custom_objects)
 
-    # Both Keras libraries refuse to register a class without `get_config`.
+    # Both Keras libraries refuse to register a class without a `get_config` method.
     def get_config(self: Any) -> dict[str, Any]:
         return {}
 

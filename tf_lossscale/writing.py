@@ -8,13 +8,13 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-# Matches operation names in TensorFlow's error messages. They are removed because they do not help a user.
+# Matches operation names in TensorFlow's error messages, which are removed because they do not help users.
 _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.Path]:
-    """Yield the path of a temporary file, which then replaces the file at `path`. After an error it is deleted instead.
+    """Yield the path of a temporary file that replaces the file at `path` when the block ends without an error.
 
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"
@@ -25,10 +25,11 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
 
     Args:
         path: the file to write.
-        mode: the permissions with which the temporary file is created; None if the caller creates it.
+        mode: the permissions with which the temporary file is created; None if the caller creates the temporary file.
 
     Yields:
-        The path of the temporary file, which has the same suffix as `path`.
+        The path of the temporary file, which has the same suffix as `path`. After an error, the temporary file is
+        deleted.
 
     Raises:
         OSError: the file cannot be written. The old file is then unchanged.

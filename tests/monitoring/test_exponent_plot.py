@@ -64,6 +64,16 @@ def test_each_run_has_pictures_of_its_own(tmp_path):
     assert len(list(tmp_path.glob("loss_scale_exponents_b_c*.png"))) == 2
 
 
+def test_names_that_matplotlib_would_change_are_drawn_as_they_are(tmp_path):
+    folder = tmp_path / "_$run$"
+    scalars(folder)
+    records.append(folder, counted({"$\\kernel$/a": [1.0], "$\\kernel$/_b": [2.0]}, step=1))
+    assert plot(folder, "--out", str(tmp_path / "run.svg")) == 0
+    drawn = (tmp_path / "run.svg").read_text() + (tmp_path / "run_exponents.svg").read_text()
+    for text in (" _$run$", ", variables of $\\kernel$/", " _b"):
+        assert f"{text} -->" in drawn
+
+
 def test_runs_with_the_same_picture_are_named(tmp_path, capsys):
     write(tmp_path / "a" / "b", [1])
     write(tmp_path / "a_b", [1])

@@ -1,5 +1,7 @@
 """Arguments, parameters and groups: taken or refused as PyTorch was recorded to."""
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -200,3 +202,20 @@ def test_a_group_that_does_not_fit_changes_nothing(make):
     set_gradient(variable)
     optimizer.step()
     np.testing.assert_allclose(variable, np.full([2, 3], 0.9), rtol=1e-6)
+
+
+@pytest.mark.parametrize("copied", [lambda group: group.copy(), copy.copy, lambda group: {**group}])
+def test_a_copy_of_a_group_keeps_the_values_that_the_group_had(make, copied):
+    group = make([ones()], lr=0.5).param_groups[0]
+    before = copied(group)
+    group["lr"] = group["d"] = 2.0
+    assert (before["lr"], before["d"]) == (0.5, 1.0)
+    before["lr"] = before["d"] = 4.0
+    assert (group["lr"], group["d"]) == (2.0, 2.0)
+
+
+def test_a_union_with_a_group_bypasses_no_check(make):
+    group = make([ones()], lr=0.5).param_groups[0]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        group |= {"lr": 0.25, "d": -3.0}
+    assert (group["lr"], group["d"]) == (0.5, 1.0)

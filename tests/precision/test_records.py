@@ -6,7 +6,7 @@ import pytest
 from tests.precision.made import counted, write
 from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import COLUMNS, ExponentCounts
-from tf_lossscale.precision.report import precision_report
+from tf_lossscale.precision.report import PrecisionReport
 
 
 def same(a, b):
@@ -50,7 +50,7 @@ def test_a_resumed_run_and_a_killed_one_are_read(tmp_path):
 
 
 def test_a_report_is_written_as_a_step_of_the_run(tmp_path):
-    report = precision_report(counted({"kernel": [1.0]}, step=7))
+    report = PrecisionReport(counted({"kernel": [1.0]}, step=7))
     report.write(tmp_path)
     report.write(tmp_path, step=107)
     assert [counts.step for counts in records.read(tmp_path)] == [7, 107]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.precision.made import counted
 from tf_lossscale.precision.counts import COLUMNS, HIGHEST, LOWEST, ExponentCounts, column
-from tf_lossscale.precision.report import precision_report
+from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.precision.report_text import whether_float16_fits
 
 # Values inside of their bins: 65520 is in the bin of 2**15, but infinite in float16; 2**-25 itself rounds to zero.
@@ -36,7 +36,7 @@ def float16(values, scale):
 @hypothesis.given(GRADIENTS, st.integers(-10, 30))
 def test_the_shares_of_float32_gradients_are_those_of_a_cast_to_float16_at_any_scale(gradients, exponent):
     scale = 2.0**exponent
-    report = precision_report(counted(gradients)).at(scale)
+    report = PrecisionReport(counted(gradients)).at(scale)
     for row, values in zip((*report.rows, report.total), (*gradients.values(), np.concatenate([*gradients.values()]))):
         nonzero = values[values != 0]
         cast = float16(nonzero, scale)
@@ -59,7 +59,7 @@ def test_the_shares_of_float32_gradients_are_those_of_a_cast_to_float16_at_any_s
 @hypothesis.given(GRADIENTS, st.integers(-3, 6))
 def test_the_best_scale_is_the_one_that_trying_all_finds(gradients, exponent):
     values = np.concatenate([*gradients.values()])
-    report = precision_report(counted(gradients, scale=2.0**exponent))
+    report = PrecisionReport(counted(gradients, scale=2.0**exponent))
     tried = [2.0**k for k in range(-30, 100) if not np.isinf(float16(values, 2.0**k)).any()]
     if not values.any():
         assert report.best_scale is None
@@ -73,7 +73,7 @@ def test_the_best_scale_is_the_one_that_trying_all_finds(gradients, exponent):
 def test_of_gradients_that_float16_computed_the_counts_tell_what_half_and_twice_the_scale_would_lose(gradients, k):
     values = {name: float16(each, 2.0**k).astype(np.float64) for name, each in gradients.items()}
     values = {name: each[np.isfinite(each)] for name, each in values.items()}
-    report = precision_report(counted({n: v * 2.0**-k for n, v in values.items()}, scale=2.0**k, float16=True))
+    report = PrecisionReport(counted({n: v * 2.0**-k for n, v in values.items()}, scale=2.0**k, float16=True))
     for row, each in zip(report.rows, values.values()):
         nonzero = each[each != 0]
         assert row.rounded
@@ -83,7 +83,7 @@ def test_of_gradients_that_float16_computed_the_counts_tell_what_half_and_twice_
 
 def test_a_value_at_every_power_of_two_is_lost_where_the_scale_takes_it_out_of_the_range():
     gradients = {"kernel": 1.5 * 2.0 ** np.arange(-40.0, 0.0)}
-    report = precision_report(counted(gradients))
+    report = PrecisionReport(counted(gradients))
     (row,) = report.rows
     assert report.best_scale == 2.0**16, "times 1.5 * 2**-1 is below 65504; twice it is not"
     assert (row.vanished, row.subnormal, row.overflow, row.headroom) == (15 / 40, 11 / 40, 0, 16)
@@ -95,7 +95,7 @@ def test_a_value_at_every_power_of_two_is_lost_where_the_scale_takes_it_out_of_t
 @pytest.mark.parametrize(("scale", "share"), [(2.0**10, 0.0), (2.0**10.25, 0.25), (2.0**10.75, 0.75), (2.0**11, 1.0)])
 def test_a_scale_between_two_powers_moves_a_share_of_each_bin(scale, share):
     spread = 2.0 ** (-36 + (np.arange(1000) + 0.5) / 1000)  # evenly over the logarithm, from 2**-36 to 2**-35
-    report = precision_report(counted({"kernel": spread})).at(scale)
+    report = PrecisionReport(counted({"kernel": spread})).at(scale)
     assert report.total.vanished == pytest.approx(1 - share)
     assert (float16(spread, scale) == 0).mean() == pytest.approx(1 - share, abs=0.002)
 
@@ -109,25 +109,25 @@ def test_what_leaves_the_bins_stays_in_the_first_and_the_last():
 
 def test_the_best_scale_is_a_power_of_two_for_any_scale():
     gradients = {"kernel": np.array([1.9])}
-    assert precision_report(counted(gradients)).best_scale == 2.0**15
-    assert precision_report(counted(gradients, scale=1000.0)).best_scale in (2.0**14, 2.0**15)
-    assert precision_report(counted({"kernel": np.array([1e-30])})).best_scale <= 2.0**127
+    assert PrecisionReport(counted(gradients)).best_scale == 2.0**15
+    assert PrecisionReport(counted(gradients, scale=1000.0)).best_scale in (2.0**14, 2.0**15)
+    assert PrecisionReport(counted({"kernel": np.array([1e-30])})).best_scale <= 2.0**127
 
 
 def test_all_zeros_ask_for_a_higher_scale_where_float16_may_have_made_them():
-    report = precision_report(counted({"kernel": np.full(9, 1e-9)}, float16=True))
+    report = PrecisionReport(counted({"kernel": np.full(9, 1e-9)}, float16=True))
     assert report.best_scale is None
     assert report.sentences == (
         "All values are zero: count again with a higher loss scale.",
         "Without a loss scale float16 affects 1 variable: kernel (only zeros).",
     )
-    report = precision_report(counted({"kernel": np.zeros(9)}))
+    report = PrecisionReport(counted({"kernel": np.zeros(9)}))
     assert report.sentences[0] == "All values are zero."
     assert report.affected == ()
 
 
 def test_values_that_a_scale_made_infinite_bound_it():
-    report = precision_report(counted({"kernel": [1.0, 8.0], "bias": [1e-6]}, scale=2.0**14, float16=True))
+    report = PrecisionReport(counted({"kernel": [1.0, 8.0], "bias": [1e-6]}, scale=2.0**14, float16=True))
     assert report.overflow_is_open
     assert report.best_scale == 2.0**13
     assert [row.headroom for row in report.rows] == [None, 21]
@@ -139,43 +139,43 @@ def test_values_that_a_scale_made_infinite_bound_it():
 
 
 def test_all_overflow_bounds_the_scale_too():
-    report = precision_report(counted({"kernel": [8.0, 9.0]}, scale=2.0**14, float16=True))
+    report = PrecisionReport(counted({"kernel": [8.0, 9.0]}, scale=2.0**14, float16=True))
     assert report.total.overflow == 1
     assert report.best_scale == 2.0**13
 
 
 def test_values_that_are_infinite_in_float32_are_no_matter_of_the_scale():
-    report = precision_report(counted({"kernel": [np.inf, np.nan]}))
+    report = PrecisionReport(counted({"kernel": [np.inf, np.nan]}))
     assert (report.best_scale, report.total.overflow, report.total.nan) == (None, 0.5, 0.5)
     assert report.sentences[0] == "All values except zeros are infinite or NaN: no loss scale helps."
-    assert precision_report(counted({"kernel": [np.inf, 1.5]})).best_scale == 2.0**15
+    assert PrecisionReport(counted({"kernel": [np.inf, 1.5]})).best_scale == 2.0**15
 
 
 def test_values_that_are_not_finite_at_a_low_scale_point_to_another_cause():
-    report = precision_report(counted({"kernel": [np.nan, 1.0], "bias": [1.0]}, float16=True))
+    report = PrecisionReport(counted({"kernel": [np.nan, 1.0], "bias": [1.0]}, float16=True))
     assert report.sentences == (
         "Values are infinite or NaN although the loss scale is only 1: look for the cause in the loss, the layers and "
         "the data.",
         "Without a loss scale float16 affects 1 variable: kernel (50.0% NaN).",
     )
-    both = precision_report(counted({"kernel": [np.nan, np.inf, 1.0, 1.0]}, scale=8.0, float16=True))
+    both = PrecisionReport(counted({"kernel": [np.nan, np.inf, 1.0, 1.0]}, scale=8.0, float16=True))
     assert both.sentences[1] == "At 2**3 float16 affects 1 variable: kernel (25.0% overflow and 25.0% NaN)."
 
 
 def test_shares_of_values_that_are_not_zero_are_left_open_where_there_are_none():
-    printed = repr(precision_report(counted({"zeros": [0.0, 0.0], "none": [], "some": [1.0]}))).splitlines()
+    printed = repr(PrecisionReport(counted({"zeros": [0.0, 0.0], "none": [], "some": [1.0]}))).splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in printed if line[:4] in ("zero", "none", "some")}
     assert rows["zeros"] == ["100%", "-", "-", "-", "-", "-"]
     assert rows["none"] == ["-"] * 6
     assert rows["some"] == ["0%", "0%", "0%", "15", "0%", "0%"]
-    assert precision_report(counted({"zeros": [0.0]})).sentences == (
+    assert PrecisionReport(counted({"zeros": [0.0]})).sentences == (
         "All values are zero.",
         "No variable has values that float16 could lose.",
     )
 
 
 def test_a_report_at_a_wrong_scale_is_refused():
-    report = precision_report(counted({"kernel": [1.0]}))
+    report = PrecisionReport(counted({"kernel": [1.0]}))
     for scale in (0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`scale` must be a finite float32 number above 0"):
             report.at(scale)
@@ -185,7 +185,7 @@ def test_a_report_at_a_wrong_scale_is_refused():
 
 @pytest.mark.parametrize("gradients", [{}, {"kernel": []}, {"kernel": [], "bias": []}])
 def test_without_a_gradient_the_report_says_so(gradients):
-    report = precision_report(counted(gradients))
+    report = PrecisionReport(counted(gradients))
     assert report.sentences[0] == "No variable had a gradient."
     assert report.best_scale is None
     assert len(report.rows) == len(gradients)
@@ -195,7 +195,7 @@ def test_without_a_gradient_the_report_says_so(gradients):
 def test_the_sentences_name_the_scale_and_the_worst_variables():
     fine = {f"fine_{i}": np.ones(10) for i in range(3)}
     hurt = {f"hurt_{i}": np.array([2.0**-30] * (i + 3) + [1.0] * (7 - i)) for i in range(5)}
-    report = precision_report(counted({**fine, **hurt}))
+    report = PrecisionReport(counted({**fine, **hurt}))
     assert report.sentences == (
         "The highest loss scale at which no value overflows is 2**15; of the values that are not zero, 0% vanish and "
         "31.2% are subnormal at this scale (without a loss scale: 31.2% vanish and 0% are subnormal).",
@@ -203,7 +203,7 @@ def test_the_sentences_name_the_scale_and_the_worst_variables():
         "hurt_3 (60.0% vanish or are subnormal, 60.0% at 2**15), hurt_2 (50.0% vanish or are subnormal, 50.0% at "
         "2**15), and 2 more.",
     )
-    best = precision_report(counted(fine, scale=2.0**15))
+    best = PrecisionReport(counted(fine, scale=2.0**15))
     assert best.sentences == (
         "The highest loss scale at which no value overflows is 2**15; of the values that are not zero, 0% vanish and "
         "0% are subnormal at this scale.",
@@ -215,7 +215,7 @@ def test_what_vanishes_of_float32_layers_is_said_beside_layers_that_float16_roun
     mixed = counted({"float16": [1e-9, 2.0**-20]}, float16=True)
     wide = counted({"float32": [2.0**-30, 1.0]})
     counts = ExponentCounts(("float16", "float32"), np.concatenate([mixed.counts, wide.counts]), scale=1.0, step=1)
-    report = precision_report(counts)
+    report = PrecisionReport(counts)
     assert [row.rounded for row in report.rows] == [True, False]
     assert "(without a loss scale: 33.3% vanish and 33.3% are subnormal)" in report.sentences[0]
 
@@ -223,16 +223,16 @@ def test_what_vanishes_of_float32_layers_is_said_beside_layers_that_float16_roun
 def test_the_printed_report_fits_80_columns_and_says_what_cannot_be_told(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"transformer/encoder/block_{i}/attention/query/kernel" for i in range(60)]
-    printed = repr(precision_report(counted({name: [1e-6, 0.0] for name in names}, scale=2.0**10, float16=True)))
+    printed = repr(PrecisionReport(counted({name: [1e-6, 0.0] for name in names}, scale=2.0**10, float16=True)))
     assert max(map(len, printed.splitlines())) <= 80
     assert "values that\nvanished are among the zeros" in printed
     assert "50.0%*" in printed
-    printed = repr(precision_report(counted({"kernel": [1e-6, 0.0]})))
+    printed = repr(PrecisionReport(counted({"kernel": [1e-6, 0.0]})))
     assert "*" not in printed.replace("2**", "")
 
 
 def test_rich_prints_it_as_it_is_and_json_keeps_the_numbers():
-    report = precision_report(counted({"[bold]kernel": [1e-6, 3.0]}, step=7))
+    report = PrecisionReport(counted({"[bold]kernel": [1e-6, 3.0]}, step=7))
     console = Console(file=io.StringIO(), width=100)
     console.print(report)
     assert "[bold]kernel" in console.file.getvalue()
@@ -287,13 +287,13 @@ def spread(low, high):
             {"kernel": np.tile(spread(0, 10), 99), "rare": np.array([2.0**-40])},
             "Float16's range is too narrow: without a loss scale <0.1% of the values that are not zero are outside its "
             "normal range, with the best loss scale, 2**5, <0.1%. Use bfloat16 or float32 for the variables with the "
-            "largest share: rare (100%).",
+            "largest fraction outside the range: rare (100%).",
         ),
         (
             {"wide": spread(-60, 15)},
             "Float16's range is too narrow: without a loss scale 60.5% of the values that are not zero are outside its "
             "normal range, with the best loss scale, 1, 60.5%. Use bfloat16 or float32 for the variables with the "
-            "largest share: wide (60.5%).",
+            "largest fraction outside the range: wide (60.5%).",
         ),
         ({"kernel": np.zeros(3)}, f"{UNKNOWN}: all of their values are zero."),
         ({}, f"{UNKNOWN}: all of their values are zero."),
@@ -305,4 +305,4 @@ def spread(low, high):
     ],
 )
 def test_whether_float16_fits_follows_from_what_is_outside_its_normal_range(gradients, answer):
-    assert whether_float16_fits(precision_report(counted(gradients))) == answer
+    assert whether_float16_fits(PrecisionReport(counted(gradients))) == answer

@@ -1,1 +1,1 @@
-"""Adapters for the optimizer families. Each module implements `wrapper.family.Family` for one family."""
+"""Adapters between LossScaleOptimizer and optimizer libraries. Each module subclasses `wrapper.family.Family`."""

@@ -31,12 +31,12 @@ class Family(family.Family):
 
     def __init__(self, inner: Any):
         super().__init__(inner)
-        #: The name scope of the optimizer's variables.
+        #: The name scope in which `build` creates the optimizer's variables.
         self.scope = "loss_scale_optimizer"
         #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
         self.loaded_weights: list[Any] | None = None
-        # An optimizer class may override `_all_reduce_sum_gradients` to sum over workers without a distribution
-        # strategy.
+        # An optimizer class may override `_all_reduce_sum_gradients` to sum gradients over workers without a
+        # distribution strategy.
         if type(inner)._all_reduce_sum_gradients is not keras.optimizers.Optimizer._all_reduce_sum_gradients:
             own_sum = inner._all_reduce_sum_gradients
             self.own_aggregation = lambda pairs: own_sum([(g, tensors_of([variable])[0]) for g, variable in pairs])
@@ -48,13 +48,15 @@ class Family(family.Family):
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = options_lib.take_name(given) or self.scope
         wanted = super().checked_options(given)
-        _require_valid(wanted)
+        if wanted:
+            # Keras's constructor raises an error if an option is out of range.
+            keras.optimizers.SGD(**wanted)
         return wanted
 
     def set_options(self, wanted: dict[str, Any]) -> None:
         if replicas.several_processes():
-            # In training with several processes, Keras 3's `fit` fails before it calls the optimizer. The error of
-            # `fit` does not name the cause, so this warning does.
+            # In training with several processes, Keras 3's `fit` fails before it calls the optimizer. Its error message
+            # does not name the cause, so this warning does.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
                 "and a tf_keras optimizer (pip install tf-keras).",
@@ -72,8 +74,8 @@ class Family(family.Family):
         def build() -> None:
             with tf.init_scope(), keras.name_scope(self.scope):
                 _move_under_strategy(self.inner, variables)
-                # `set_weights` has already loaded the variables that exist before `build`: the step count and the
-                # learning rate.
+                # The step count and the learning rate exist before `build`, so `set_weights` has already loaded their
+                # values.
                 before = len(self.inner.variables)
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
@@ -81,8 +83,8 @@ class Family(family.Family):
                     assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
-                    # The saved slots do not fit, so the slots start at zero. `set_weights` has already loaded the step
-                    # count, which is reset as well.
+                    # The saved slots do not fit the variables, so the slots start at zero. The step count, which
+                    # `set_weights` has already loaded, must start at zero as well.
                     self.set_iterations(0)
 
         if not self.inner.built and variables:
@@ -113,7 +115,7 @@ class Family(family.Family):
     def _unless_overwritten(
         self, change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any]
     ) -> list[Any]:
-        """Apply `change` to the gradients, except to those that overwrite their variables."""
+        """Apply `change` to all gradients except those with which the optimizer overwrites a variable."""
         overwritten = [self.overwrites(variable) for variable in variables]
         changed = change([None if new else g for g, new in zip(gradients, overwritten)], variables)
         return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
@@ -121,9 +123,9 @@ class Family(family.Family):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
             for each in _with_parts(self.inner):
-                # The gradients are already summed and unscaled, and Keras must not sum or unscale them again. `list`
-                # replaces the method with which Keras's `apply` sums gradients over the replicas, and returns the
-                # (gradient, variable) pairs unchanged.
+                # The gradients are already summed and unscaled, and Keras must not sum or unscale them again. Keras's
+                # `apply` calls `_all_reduce_sum_gradients` to sum (gradient, variable) pairs over the replicas. `list`
+                # is called instead and returns the pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override it.
             if type(self.inner).apply_gradients is keras.optimizers.Optimizer.apply_gradients:
@@ -133,14 +135,14 @@ class Family(family.Family):
 
     def count_skipped_step(self) -> Any:
         # With gradient accumulation, `_iterations` counts micro-steps. A skipped step adds nothing to the accumulators,
-        # so it is not counted.
+        # so skipped steps are not counted.
         counting = [each for each in _with_parts(self.inner) if not each.gradient_accumulation_steps]
         return [each._iterations.assign_add(1) for each in counting]
 
     def start_averages(self) -> Any:
-        # Keras initializes a moving average in the step in which `iterations` is 0. If that step is skipped, the
-        # average is initialized here. Otherwise it would start at zero, and `finalize_variable_values` would overwrite
-        # the weights with averages that are too small.
+        # Keras initializes a moving average in the step in which `iterations` is 0. If that step is skipped, this
+        # method initializes the average. Otherwise the average would start at zero, and `finalize_variable_values`
+        # would overwrite the weights with averages that are too small.
         return [
             average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
             for each in _with_parts(self.inner)
@@ -164,8 +166,8 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        # `keras.optimizers.deserialize` does not recognize Keras's own Lamb, but `keras.saving` does. `keras.saving`
-        # can only read configs with the key `module`, which older configs lack.
+        # `keras.optimizers.deserialize` does not recognize Keras's own Lamb, but `keras.saving` does. However,
+        # `keras.saving` can read only configs that have a `module` key, which older configs lack.
         if "module" in config:
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
@@ -175,7 +177,7 @@ class Family(family.Family):
         # config, and the values of its variables are copied.
         inner = self.inner
         new = type(inner).from_config(inner.get_config())
-        # The config of a Keras optimizer does not record which variables are excluded from weight decay.
+        # A Keras optimizer's config does not record which variables are excluded from weight decay.
         if hasattr(inner, "_exclude_from_weight_decay"):
             new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
             new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
@@ -203,9 +205,9 @@ class LossScaleOptimizer(
 ):
     """The wrapper around a Keras 3 optimizer.
 
-    With the dtype policy mixed_float16, `compile` wraps every optimizer that is not an instance of Keras's own
+    Under the `mixed_float16` dtype policy, `compile` wraps every optimizer that is not an instance of Keras's own
     LossScaleOptimizer. This class derives from Keras's class to avoid a second wrapper, but runs none of its code. The
-    wrapper's only variables are those of the inner optimizer and those of the loss scale.
+    wrapper has no variables other than the inner optimizer's and the loss scale's.
     """
 
     _family_class = Family
@@ -214,7 +216,7 @@ class LossScaleOptimizer(
     def _init_base(self) -> None:
         self.__dict__.update(name=self._family.scope, _lock=False)
         for variable in self._loss_scale.variables:
-            # Keras uses the paths of variables as names in h5 files.
+            # In h5 files, Keras uses each variable's path as its name.
             variable.path = f"{self.name}/{variable.name.split(':')[0]}"
 
     @property
@@ -258,7 +260,7 @@ class LossScaleOptimizer(
         if self.built or len(weights) <= len(self.variables):
             super().set_weights(weights)
             return
-        # When Keras loads the optimizer of an .h5 model, the optimizer does not know the model's variables yet. The
+        # When Keras loads an optimizer from an .h5 file, the optimizer does not know the model's variables yet. The
         # step count, the learning rate and the loss scale are set immediately. The slots are set when the optimizer is
         # built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
@@ -266,9 +268,9 @@ class LossScaleOptimizer(
         loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
 
-    # The values in a `.keras` file are stored in the order in which Keras's own LossScaleOptimizer saves them, so that
-    # each class can read the other's files. As the first value, Keras writes a step count that is always 0. This class
-    # writes the number of overflows that count towards the hysteresis instead.
+    # The values in a `.keras` file are stored in the order in which Keras's own LossScaleOptimizer saves them, so each
+    # of the two classes can read the other's files. The first value that Keras's class writes is a step count that is
+    # always 0. This class writes the number of overflows that count towards the hysteresis instead.
 
     def save_own_variables(self, store: Any) -> None:
         scale = self._loss_scale()
@@ -293,8 +295,8 @@ class LossScaleOptimizer(
                 type(self._optimizer).__name__,
             )
             values = values[: len(inner)]
-        # The saved optimizer has a different number of variables if, for example, a layer was frozen after training.
-        # Keras warns about this as well.
+        # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen after
+        # the optimizer was saved. Keras logs a warning in this case, too.
         if len(values) != len(inner):
             _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
             inner = values = []
@@ -320,8 +322,9 @@ class LossScaleOptimizer(
         return self._optimizer._lookup_dependency(name, *args)
 
 
-# The dtypes of the values in a checkpoint of Keras's LossScaleOptimizer for which the wrapper may have no variable. It
-# never has variables for the first two. A wrapper with a fixed scale has none for the last two either.
+# Checkpoints of Keras's LossScaleOptimizer contain values for which this package's wrapper may have no variable. This
+# dict maps the names of these values to their dtypes. No wrapper has variables for the first two values, and a wrapper
+# with a fixed scale has none for the last two either.
 _UNUSED = {
     "_iterations": tf.int64,
     "_learning_rate": tf.float32,
@@ -331,7 +334,7 @@ _UNUSED = {
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the object to restore from the part called `name` in a checkpoint of Keras's LossScaleOptimizer."""
+    """Return the object into which to restore the part called `name` of a checkpoint of Keras's LossScaleOptimizer."""
     parts = {"inner_optimizer": wrapper._optimizer}
     if wrapper.dynamic:
         parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
@@ -363,21 +366,15 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether a wrapper saved the values. A wrapper saves four scalars first, and the second is always zero."""
+    """Return whether the saved values are a wrapper's. If so, the first four are scalars, and the second is 0."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
-
-
-def _require_valid(options: dict[str, Any]) -> None:
-    """Let the constructor of a Keras optimizer raise an error if an option is out of range."""
-    if options:
-        keras.optimizers.SGD(**options)
 
 
 def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
     """Move an unbuilt optimizer into the strategy's scope if it was created outside of the scope.
 
-    The constructor of a Keras optimizer records the strategy in use, and creates the step count and the learning rate.
-    If no strategy is in use now, the optimizer needs the strategy under which the trained variables were created.
+    A Keras optimizer's constructor records the strategy in use, and creates the step count and the learning rate. If no
+    strategy is in use now, the optimizer needs the strategy under which the trained variables were created.
     """
     strategy = tf.distribute.get_strategy()
     if not tf.distribute.has_strategy():
@@ -395,5 +392,5 @@ def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
 
 
 def _with_parts(inner: Any) -> list[Any]:
-    """Return a list with the optimizer. If it is a MultiOptimizer, the list also contains the optimizers inside it."""
+    """Return a list that contains the optimizer and, if it is a MultiOptimizer, the optimizers inside it."""
     return [inner, *getattr(inner, "optimizers", [])]

@@ -31,7 +31,7 @@ class Family(family.Family):
         return self.inner.apply(gradients, variables, **kwargs)
 
     def count_skipped_step(self) -> Any:
-        # `step` is part of the optimizer's state, which a skipped step leaves unchanged.
+        # A skipped step leaves the optimizer's whole state unchanged, including the step count.
         return tf.no_op()
 
     def hyperparameter_names(self) -> tuple[str, ...]:

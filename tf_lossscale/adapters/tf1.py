@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import family, optimizer
 from tf_lossscale.wrapper.parts import of_inner
@@ -40,10 +40,10 @@ class Family(family.Family):
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
-            # TensorFlow 1's optimizers sum the gradients over the replicas again, so one replica passes the sum, and
-            # the others pass zeros.
+            # The gradients are already summed over the replicas, but TensorFlow 1's optimizers sum them again. One
+            # replica therefore passes the sum, and the other replicas pass zeros.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-            gradients = [_only_if(first, gradient) for gradient in gradients]
+            gradients = [scaling.over_values(lambda g: tf.where(first, g, 0), gradient) for gradient in gradients]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
 
     def obstacle(self) -> str | None:
@@ -67,7 +67,7 @@ class Family(family.Family):
 class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     """The wrapper around a `tf.compat.v1.train.Optimizer`.
 
-    Its methods accept the same arguments as the methods of that class.
+    Its methods accept the same arguments as the inner optimizer's methods.
     """
 
     _family_class = Family
@@ -81,11 +81,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
         Args:
             loss: a tensor, or in eager mode a function that returns one.
-            var_list: a variable, a list of them or a function that returns one of these. The default is all
-                trainable variables of the graph.
+            var_list: a variable, a list of variables, or a function that returns either. The default is all trainable
+                variables in the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. An additional argument is `tape`, the tape
-                that recorded a loss tensor in eager mode.
+            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. There is an additional argument, `tape`:
+                in eager mode, the tape that recorded the loss if `loss` is a tensor.
 
         Returns:
             A list of (gradient, variable) pairs.
@@ -132,7 +132,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         Args:
             loss: a tensor, or in eager mode a function that returns one.
             global_step: a variable that counts the applied steps.
-            var_list: the variables. The default is all trainable variables of the graph.
+            var_list: the variables. The default is all trainable variables in the graph.
             gate_gradients: as in `tf.compat.v1.train.Optimizer.minimize`.
             aggregation_method: as in `tf.compat.v1.train.Optimizer.minimize`.
             colocate_gradients_with_ops: as in `tf.compat.v1.train.Optimizer.minimize`.
@@ -174,11 +174,6 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def learning_rate(self, value: Any) -> None:
         setattr(self._optimizer, self._family.learning_rate_name, value)
 
-    @property
-    def weights(self) -> list[Any]:
-        """The inner optimizer's variables."""
-        return self._optimizer.variables()
-
     get_name = of_inner(_Optimizer.get_name)
     get_slot = of_inner(_Optimizer.get_slot)
     get_slot_names = of_inner(_Optimizer.get_slot_names)
@@ -200,12 +195,3 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         children = self._trackable_children()
         return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
-
-
-def _only_if(condition: tf.Tensor, gradient: Any) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _only_if(condition, gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.where(condition, gradient, tf.zeros_like(gradient))

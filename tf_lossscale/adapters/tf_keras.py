@@ -23,8 +23,8 @@ class Family(family.Family):
     optimizers = tf_keras.optimizers
     optimizers_name = f"{tf_keras.__name__}.optimizers"
     options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
-    # The wrapper delegates `name`, because tf_keras reads it for a warning about saved files that do not fit the
-    # optimizer.
+    # The wrapper delegates `name`, because tf_keras's warning about saved files that do not fit the optimizer contains
+    # the name.
     delegated = (
         *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
         *("_iterations", "_learning_rate", "_mesh", "_run_with_dtensor"),
@@ -34,21 +34,21 @@ class Family(family.Family):
     def __init__(self, inner: Any):
         super().__init__(inner)
         self._variables: list[weakref.ref[Any]] = []
-        # An optimizer class may override `aggregate_gradients` to sum over workers without a distribution strategy.
+        # An optimizer class may override `aggregate_gradients` to sum gradients over workers without a distribution
+        # strategy.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
             self.own_aggregation = inner.aggregate_gradients
 
     def parts_changed(self) -> Any:
-        # When an optimizer is first saved or restored, tf_keras caches the list of the objects that the optimizer
-        # tracks. The list is now outdated, so it is removed from the cache.
+        # When an optimizer is first saved or restored, tf_keras caches a list of the objects that the optimizer tracks.
+        # These objects have changed, so the cached list is deleted.
         vars(self.inner).pop("_coalesced_children", None)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         # `scaling.unscale` uses an optimization barrier, which DTensor neither supports nor needs.
         if not self.inner._mesh:
             return super().unscale(gradients, factor, variables)
-        divided = lambda values: scaling.divide(values, factor)  # noqa: E731
-        return [scaling.over_values(divided, gradient) for gradient in scaling.floating(gradients)]
+        return [scaling.over_values(lambda g: scaling.divide(g, factor), g) for g in scaling.floating(gradients)]
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
@@ -74,7 +74,7 @@ class Family(family.Family):
     def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
-        # The inner optimizer's `compute_gradients` has no argument `grad_loss`.
+        # The inner optimizer's `compute_gradients` has no `grad_loss` argument.
         if grad_loss is not None:
             return super().gradients(loss, variables, grad_loss, tape)
         return self.inner.compute_gradients(loss, variables, tape)
@@ -155,7 +155,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
-        # A user's subclass of this wrapper may override `aggregate_gradients`.
+        # A user-defined subclass of this class may override `aggregate_gradients`.
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:

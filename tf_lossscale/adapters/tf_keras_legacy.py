@@ -19,9 +19,9 @@ from tf_lossscale.wrapper.parts import of_inner
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
-# Keras 2's own loss scale wrapper for legacy optimizers. In graph mode, `compile` checks for this class. Only the base
-# class has a public name, so the wrapper class is found among the subclasses of the base class. It is not found by
-# creating an instance, because that fails in the scope of a ParameterServerStrategy.
+# Keras 2's own loss scale wrapper for legacy optimizers. In graph mode, `compile` checks for this class. The class
+# itself has no public name, but its base class has one, so the class is looked up among the base class's subclasses. It
+# cannot be taken from an instance, because creating an instance fails in the scope of a ParameterServerStrategy.
 _Wrapper: Any = next(
     each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
 )
@@ -44,7 +44,6 @@ class Family(family.Family):
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
-    # Nadam sets `_m_cache_read` in each step.
     set_in_each_step = ("_m_cache_read",)
     slots_need_gradients = True
     delegated = (
@@ -57,8 +56,8 @@ class Family(family.Family):
         inner = self.inner
         _require_no_clipping_in_central_storage(inner)
         replicas.give_copies(inner, ("_iterations",), inner._weights)
-        # The variables are created in a name scope with the optimizer's name, as in tf_keras. In a checkpoint, only
-        # these names distinguish Adam from Adamax.
+        # As in tf_keras, the variables are created in a name scope, so their names begin with the optimizer's name. In
+        # a checkpoint, only these names distinguish Adam from Adamax.
         with tf.name_scope(inner._name), tf.init_scope():
             inner._create_all_weights(variables)
 
@@ -69,8 +68,9 @@ class Family(family.Family):
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum over workers
-        # without a strategy. The aggregator can be replaced at any time, so it is checked in each step.
+        # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum gradients over
+        # workers without a distribution strategy. The aggregator can be replaced at any time, so it is checked in each
+        # step.
         aggregates = (
             type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
@@ -123,7 +123,7 @@ class LossScaleOptimizer(
     _HAS_AGGREGATE_GRAD = True
 
     def _init_base(self) -> None:
-        # A user's subclass of this wrapper may override `_aggregate_gradients`.
+        # A user-defined subclass of this class may override `_aggregate_gradients`.
         if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:
             self._family.own_aggregation = self._aggregate_gradients
 
@@ -147,7 +147,7 @@ class LossScaleOptimizer(
             _require_number(name, value)
         super().__setattr__(name, value)
 
-    # The wrapper has the following methods, because old code calls them on its optimizer.
+    # The wrapper has the following methods because old code calls them on optimizers.
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the inner optimizer's slot variable for `var`."""
@@ -171,13 +171,8 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> optimizer.CallableList:
-        """The inner optimizer's variables. The list can also be called: `optimizer.variables()` returns it."""
-        return optimizer.CallableList(self._optimizer.weights)
-
-    @property
-    def weights(self) -> list[Any]:
-        """The inner optimizer's variables."""
-        return self._optimizer.weights
+        """The inner optimizer's variables. `optimizer.variables()` returns the same list."""
+        return optimizer.CallableList(self.weights)
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
         self._optimizer._create_hypers()
@@ -209,7 +204,7 @@ def _require_number(name: str, value: Any) -> None:
 
 def _require_not_saved_beside(inner: Any) -> None:
     """Raise an error if the checkpoint being written contains both the wrapper and its inner optimizer."""
-    # While TensorFlow writes a checkpoint, it asks each object for its slots. It raises an error if two objects return
+    # While TensorFlow writes a checkpoint, it asks each object for its slots, and raises an error if two objects return
     # the same slots.
     saving = sys._getframe(2)
     if saving.f_code.co_name != "serialize_slot_variables":

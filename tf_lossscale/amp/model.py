@@ -106,7 +106,7 @@ class Model:
             return
         levels.require_level(network, amp_level)
         if isinstance(optimizer, (str, dict)):
-            optimizer = layers.library_of(network).optimizers.get(optimizer)
+            optimizer = layers.layers_of(network).library.optimizers.get(optimizer)
         if manager_given and isinstance(optimizer, LossScaleOptimizer):
             raise ValueError(
                 "`optimizer` is already a LossScaleOptimizer: leave out `loss_scale_manager`, or pass the inner "
@@ -245,7 +245,7 @@ class Model:
 
     def _keras(self) -> Any:
         network = self._keras_network()
-        return tf.keras if network is None else layers.library_of(network)
+        return tf.keras if network is None else layers.layers_of(network).library
 
     def _callbacks(self, callbacks: Any, keras: Any) -> list[Any]:
         listed = [] if callbacks is None else callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]

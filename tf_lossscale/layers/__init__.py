@@ -60,22 +60,3 @@ def layers_in(library: str) -> Any:
         The module `tf_lossscale.layers.keras3` or `tf_lossscale.layers.tf_keras`.
     """
     return importlib.import_module(f"tf_lossscale.layers.{families.MODULES[library]}")
-
-
-def library_of(layer: Any) -> Any:
-    """Return the Keras library that a layer or model belongs to.
-
-    >>> import tensorflow as tf
-    >>> library_of(tf.keras.layers.Dense(1)).__name__
-    'keras'
-
-    Args:
-        layer: a Keras 3 or tf_keras layer or model.
-
-    Returns:
-        The imported `keras` or `tf_keras` package.
-
-    Raises:
-        TypeError: the object belongs to neither library.
-    """
-    return layers_of(layer).library

@@ -117,7 +117,7 @@ def note_steps(model: Any, steps: int) -> None:
 
 @contextlib.contextmanager
 def noting_divided_losses() -> Iterator[list[bool]]:
-    """Record whether Keras divides a loss by the number of replicas. In a replica context, Keras 3 divides mean losses.
+    """Record whether Keras divides a loss by the number of replicas, as Keras 3 does in a replica context.
 
     >>> with noting_divided_losses() as divided:
     ...     _ = keras.losses.MeanSquaredError()([[1.0]], [[0.0]])

@@ -51,8 +51,9 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
 def compile_as_given(model: Any, **arguments: Any) -> None:
     """Compile a model so that tf_keras adds no dynamic loss scaling, even under the `mixed_float16` policy.
 
-    Under this policy, tf_keras would wrap the optimizer with a dynamic loss scale. To prevent that, this function wraps
-    the optimizer with a fixed scale of 1, unless it is a LossScaleOptimizer already.
+    Under this policy, tf_keras would wrap the optimizer in its own LossScaleOptimizer with a dynamic scale. To prevent
+    that, this function wraps the optimizer in this package's LossScaleOptimizer with a fixed scale of 1, unless it is
+    already wrapped.
 
     >>> model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
     >>> compile_as_given(model, optimizer=tf_keras.optimizers.SGD())
@@ -87,7 +88,7 @@ def rename_metric(metric: Any, name: str) -> None:
 
 
 def note_steps(model: Any, steps: int) -> None:
-    """Store the number of steps in an epoch in the model. The progress bar uses it if the data's length is unknown.
+    """Tell the model how many steps an epoch has. The progress bar shows the number if the data's length is unknown.
 
     >>> note_steps(tf_keras.Sequential(), 3)
 

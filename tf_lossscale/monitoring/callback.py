@@ -1,4 +1,4 @@
-"""The callback `LossScaleMonitor`, which shows the loss scale during `fit` in Keras 3 and tf_keras."""
+"""The `LossScaleMonitor` callback, which shows the loss scale during `fit` in Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 if TYPE_CHECKING:
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The share of skipped steps is computed over at least this many steps.
+#: The fraction of skipped steps is computed over at least this many steps.
 WINDOW = 50
 
 
@@ -28,10 +28,10 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
     If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. If it has
-    `diagnose="exponents"`, the callback writes the exponent counts of the gradients to `log_dir`, for the command
-    `tf-lossscale plot`. The logs appear in the progress bar, in `History`, and in callbacks that come later in the
-    list, like `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has
-    stalled, reading the loss scale also triggers the optimizer's `on_stall`.
+    `diagnose="exponents"`, the callback writes the gradients' exponent counts to `log_dir`, for the `tf-lossscale plot`
+    command. The logs appear in the progress bar, in `History`, and in callbacks that come later in the list, like
+    `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has stalled, reading
+    the loss scale also triggers the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -43,19 +43,19 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     ([8.0], [0])
 
     Args:
-        update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them after every n
-            batches as well. Each reading waits until the steps in progress have finished.
-        log_dir: a folder to which the callback writes TensorBoard scalars at each reading, like `write_summary`. By
-            default nothing is written. With `diagnose="exponents"`, the callback also writes the exponent counts of
+        update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them also after every n
+            batches. Each reading waits until the steps in progress have finished.
+        log_dir: a folder to which the callback writes the same TensorBoard scalars as `write_summary`, at each reading.
+            By default nothing is written. With `diagnose="exponents"`, the callback also writes the exponent counts of
             each newly counted step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
-        max_skipped: the share of skipped steps above which the callback warns. The share is checked at a reading if at
+        max_skipped: the fraction of skipped steps above which the callback warns. A reading checks the fraction if at
             least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
-        ImportError: `log_dir` is given, but TensorBoard is not installed.
+        ImportError: `log_dir` is passed, but TensorBoard is not installed.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or after how many batches to read.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
-            # Keras waits for each batch if a callback has the `on_train_batch_end` method, so the method is set only
-            # if it is needed.
+            # Keras waits for each batch if a callback has an `on_train_batch_end` method, so this callback has the
+            # method only if `update_freq` is a number.
             self.on_train_batch_end = self._after_batch
-        self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a share, for example 0.2.")
+        self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a fraction, for example 0.2.")
         if optimizer is not None:
             require_ours(optimizer)
         if log_dir is not None:
@@ -80,7 +80,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        # The counter and the step number of the exponent counts that were written last.
+        # The `Exponents` object and the step number of the exponent counts that were written last.
         self._counted: tuple[Any, int] = (None, 0)
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
@@ -137,8 +137,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if counts is None or (optimizer._exponents, counts.step) == self._counted:
             return
         self._counted = (optimizer._exponents, counts.step)
-        # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, but its
-        # `total_steps` continues. The difference is the number of steps that were taken before the optimizer was saved.
+        # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, whereas
+        # its `total_steps` continues from the loaded value. The difference is the number of steps that were taken
+        # before the optimizer was saved.
         earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
         counts = dataclasses.replace(counts, step=counts.step + earlier)
         write_histograms(counts)
@@ -155,7 +156,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         holder = self._watched if holder is None else holder
         if tf.executing_eagerly():
             return value_of(getattr(holder, name))
-        # In a graph, all readings evaluate the same tensor, so that the graph does not grow.
+        # In a graph, all readings evaluate the same tensor, so the graph does not grow.
         if name not in self._tensors:
             value = getattr(holder, name)
             self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value

@@ -1,4 +1,4 @@
-"""Heat maps of the exponents of gradients, with float16's range marked: by variable, and over the steps of a run."""
+"""Heat maps of gradients' exponents, for each variable and over the steps of a run. Float16's range is marked."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from tf_lossscale.writing import whole_file
 # float16.
 _RANGES = ((SUBNORMAL - 1, "sub-\nnormal"), (NORMAL, "normal"), (MAXIMUM + 1, "over-\nflow"))
 
-# The lightness of this colour map increases steadily, so that colour-blind people can read it.
+# The lightness of this colour map increases steadily, so colour-blind people can read it.
 _COLOURS = "viridis"
 
-# The smallest share of values with a colour of its own. Smaller shares are drawn in the same colour.
+# The smallest fraction of values that has its own colour. Smaller fractions are drawn in this colour as well.
 _SMALLEST_SHARE = 1e-4
 
 # Sizes in inches: the height of a row, the width of a figure, and the maximum height of a figure.
 _ROW, _WIDTH, _TALLEST = 0.17, 8.0, 80.0
 _LONGEST_NAME = 34
-_DPI = 100
 
 
 def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
@@ -56,9 +55,10 @@ def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
         axis.set_xlabel(f"exponent {title}")
     every = math.ceil(max(rows, 1) * _ROW / _TALLEST)
     common, names = _without_common_folder(counts.names)
-    axes[0].set_yticks(range(0, rows, every), [_short(name) for name in names[::every]])
+    axes[0].set_yticks(range(0, rows, every), [escaped(_short(name)) for name in names[::every]])
     axes[0].set_ylim(max(rows, 1) - 0.5, -0.5)
-    figure.suptitle(f"gradients in step {counts.step}{f', variables of {common}' if common else ''}", fontsize=10)
+    of = f", variables of {escaped(common)}" if common else ""
+    figure.suptitle(f"gradients in step {counts.step}{of}", fontsize=10)
     colour_bar(figure, mesh, axes, "share of the variable's values")
     save(figure, out)
 
@@ -103,7 +103,7 @@ def steps_on(axis: Any, run: Sequence[ExponentCounts]) -> Any:
 
 
 def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
-    """Draw a colour bar below the axes. It shows which share of the values each colour stands for.
+    """Draw a colour bar below the axes. It shows which fraction of the values each colour stands for.
 
     Args:
         figure: the matplotlib figure.
@@ -115,17 +115,33 @@ def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
     bar.ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])
 
 
-def save(figure: Any, out: pathlib.Path) -> None:
+def save(figure: Any, out: pathlib.Path, dpi: int = 100) -> None:
     """Write a figure to a file. A failure leaves no partial file.
 
-    An SVG file contains no date, so that the same figure always produces the same file.
+    An SVG file contains no date, so the same figure always produces the same file.
 
     Args:
         figure: the matplotlib figure.
         out: the path of the PNG or SVG file.
+        dpi: the resolution of a PNG file, in pixels per inch.
     """
     with whole_file(out) as temporary:
-        figure.savefig(temporary, dpi=_DPI, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
+        figure.savefig(temporary, dpi=dpi, **({"metadata": {"Date": None}} if out.suffix == ".svg" else {}))
+
+
+def escaped(name: str) -> str:
+    r"""Return a name in a form that matplotlib draws unchanged.
+
+    Matplotlib reads text between dollar signs as a formula, and leaves labels that begin with an underscore out of a
+    legend.
+
+    >>> escaped("kernel"), escaped("_run")
+    ('kernel', ' _run')
+
+    Args:
+        name: the name of a variable or of a run.
+    """
+    return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
 def _figure(width: float, height: float) -> Any:
@@ -139,7 +155,7 @@ def _colours() -> dict[str, Any]:
 
 
 def _range(run: Sequence[ExponentCounts]) -> tuple[int, int]:
-    """Return the range of exponents to draw. It includes all counted values, and float16's range with a margin."""
+    """Return the range of exponents to draw: all exponents that occur, and float16's range with a margin."""
     values = np.concatenate([counts.counts[:, FINITE] for counts in run])
     around = [SUBNORMAL - 7, MAXIMUM + 6, *(np.flatnonzero(values.sum(axis=0)) + LOWEST).tolist()]
     return max(min(around), LOWEST), min(max(around), HIGHEST)
@@ -150,7 +166,7 @@ def _shares(counts: np.ndarray) -> np.ndarray:
 
 
 def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], np.ndarray]:
-    """Return the bin edges along the exponent axis, and the share of values in each bin.
+    """Return the bin edges along the exponent axis, and the fraction of values in each bin.
 
     The bins are the zeros, a gap, the exponents, another gap, and the infinite values together with the NaNs.
     """
@@ -162,7 +178,7 @@ def _with_margins(shares: np.ndarray, low: int, high: int) -> tuple[list[int], n
 
 
 def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
-    """Mark float16's ranges with lines, label the ranges beside the axis, and label the ticks with exponents."""
+    """Mark float16's ranges with lines, label the ranges next to the axis, and label the ticks with exponents."""
     stroke = optional.load("matplotlib.patheffects", "plot").withStroke(linewidth=3, foreground="white")
     line = axis.axvline if along == "x" else axis.axhline
     begins = [low, *(begin for begin, _ in _RANGES), high + 1]
@@ -185,7 +201,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges of the heat map's columns. An edge is halfway between two counted steps; step 1 begins at 0.5.
+    """Return the edges of the heat map's columns. Edges are halfway between two counted steps, and at least 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]

@@ -1,6 +1,4 @@
-"""The subcommand `tf-lossscale plot`. From a folder of logs, it plots the loss scale, the loss, the skipped steps and
-the exponents of the gradients.
-"""
+"""The `tf-lossscale plot` subcommand, which plots the loss scale, the loss, skipped steps and gradients' exponents."""
 
 from __future__ import annotations
 
@@ -13,18 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables
+from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables, escaped, save
 from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import ExponentCounts
-from tf_lossscale.writing import whole_file
 
-# For each curve, the tags of its scalars: the tag that `write_summary` writes, and the tag that Keras's TensorBoard
-# callback writes.
-_TAGS = {
-    "loss_scale": ("loss_scale", "epoch_loss_scale"),
-    "loss": ("loss", "epoch_loss"),
-    "skipped_steps": ("skipped_steps", "epoch_skipped_steps"),
-}
+# Maps the tag of each curve's scalars to the label of the curve's axis.
+_LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped steps, in all"}
 Series = list[tuple[int, float]]
 
 
@@ -87,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Return a dict from the path of each picture to the function that draws it and to the names of its runs."""
+    """Map each picture's path to the function that draws the picture, and to the names of the runs in it."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(
@@ -143,13 +135,13 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
         logdir: the folder. Event files in its subfolders are read as well.
 
     Returns:
-        A dict from the name of each run that logged a loss scale to the curves of the run. The curves are a dict from
-        `loss_scale`, `loss` and `skipped_steps` to a list of (step, value).
+        A dict that maps the name of each run that logged a loss scale to the run's curves. The curves are a dict that
+        maps `loss_scale`, `loss` and `skipped_steps` to lists of (step, value) pairs.
     """
     runs: dict[str, dict[str, Series]] = {}
     for path in sorted(logdir.rglob("*.tfevents.*")):
         for kind, step, value in _scalars(path):
-            runs.setdefault(_name_of(path.parent, logdir), {kind: [] for kind in _TAGS})[kind].append((step, value))
+            runs.setdefault(_name_of(path.parent, logdir), {kind: [] for kind in _LABELS})[kind].append((step, value))
     runs = {name: {kind: sorted(series) for kind, series in run.items()} for name, run in runs.items()}
     return {name: run for name, run in runs.items() if run["loss_scale"]}
 
@@ -166,11 +158,12 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     for (kind, label), axis in zip(_LABELS.items(), axes):
         for name, run in runs.items():
             steps, values = zip(*run[kind]) if run[kind] else ((), ())
-            drawn: Any = axis.plot(steps, values, label=name, drawstyle="default" if kind == "loss" else "steps-post")
+            drawn: Any = axis.plot(
+                steps, values, label=escaped(name), drawstyle="default" if kind == "loss" else "steps-post"
+            )
             if kind == "loss_scale":
-                after = _skips(run)
                 at = dict(run[kind])
-                marked = [(step, at[step]) for step in after if step in at]
+                marked = [(step, at[step]) for step in _skips(run) if step in at]
                 axis.plot(*(zip(*marked) if marked else ((), ())), "x", color=drawn[0].get_color())
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
@@ -178,11 +171,7 @@ def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
     axes[0].legend(title="x: steps skipped since the last reading", loc="best")
     axes[-1].set_xlabel("step")
     axes[-1].yaxis.get_major_locator().set_params(integer=True)
-    with whole_file(out) as temporary:
-        figure.savefig(temporary, dpi=120)
-
-
-_LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped steps, in all"}
+    save(figure, out, dpi=120)
 
 
 def _skips(run: dict[str, Series]) -> list[int]:
@@ -194,7 +183,9 @@ def _skips(run: dict[str, Series]) -> list[int]:
 def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
     import tensorflow as tf
 
-    kinds = {tag: kind for kind, tags in _TAGS.items() for tag in tags}
+    # `write_summary` uses the names of the curves as tags. Keras's TensorBoard callback adds the prefix `epoch_` to
+    # them.
+    kinds = {tag: kind for kind in _LABELS for tag in (kind, f"epoch_{kind}")}
     found = []
     try:
         for record in tf.data.TFRecordDataset(str(path)):

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale probe`, which reports whether a float32 program's gradients would fit in float16."""
+"""The `tf-lossscale probe` subcommand, which reports whether a float32 program's gradients would fit in float16."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tf_lossscale.precision.report_text import whether_float16_fits
 
 _EVERY = 10
 
-# For each module of Keras and tf_keras that defines a base class of optimizers, the name of this class. Keras 3 has no
-# module `legacy.optimizer_v2`.
+# Maps each module of Keras and tf_keras that defines a base class of optimizers to the name of that class. Keras 3 has
+# no `legacy.optimizer_v2` module, so the entry for that module has no effect.
 _PLACES = {
     f"{package}.src.optimizers.{module}": name
     for package in ("keras", "tf_keras")
@@ -102,12 +102,12 @@ class _Probes:
         self.by_name: dict[str, Any] = {}
         self.entered = contextlib.ExitStack()
         self._every = every
-        # The optimizers that took a step, by id. The dict keeps each optimizer alive, so that no other object can get
-        # the same id.
+        # The optimizers that took a step, by id. The dict keeps each optimizer alive, so no other object can get the
+        # same id.
         self._known: dict[int, Any] = {}
 
     def watch(self, name: str, patches: Patches, module: types.ModuleType) -> None:
-        """Patch an optimizer class so that each instance is probed from its first step on."""
+        """Patch an optimizer class so that the gradients of each instance are counted from its first step on."""
         cls: Any = getattr(module, name)
         methods = {method: getattr(cls, method) for method in ("apply", "apply_gradients") if hasattr(cls, method)}
         patches.put(cls, {method: self._watched(original) for method, original in methods.items()})

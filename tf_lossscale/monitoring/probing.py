@@ -1,4 +1,4 @@
-"""Count the gradients of an optimizer without a loss scale by exponent, to see whether they would fit in float16."""
+"""Count an optimizer's gradients by exponent, to see whether they would fit in float16 with or without a loss scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.precision.counts import ExponentCounts
-from tf_lossscale.precision.report import PrecisionReport, precision_report
+from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.grads_and_vars import names_of, unzip
@@ -24,11 +24,11 @@ from tf_lossscale.wrapper.readings import require_values
 
 @contextlib.contextmanager
 def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
-    """Count the gradients of an optimizer without a loss scale by exponent, inside a `with` block.
+    """Inside a `with` block, count an optimizer's gradients by exponent. The optimizer must have no loss scale.
 
     Use it in a program that trains in float32. The report says how much of the gradients would be lost in float16,
-    without a loss scale and with the best loss scale. Training takes bit for bit the same steps as without the probe.
-    The end of the block restores the optimizer's methods. The report can still be read after the block.
+    without a loss scale and with the best loss scale. The training steps are bit for bit the same as without the probe.
+    At the end of the block, the optimizer's methods are restored. The report can still be read after the block.
 
     >>> import tf_lossscale
     >>> optimizer, weight = tf.keras.optimizers.SGD(0.5), tf.Variable([1.0, 1.0], name="weight")
@@ -38,8 +38,8 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
     >>> row.vanished_unscaled
     0.5
 
-    If the step is in a `tf.function`, trace the function inside the block, and do not call it outside the block. If
-    `fit` of a Keras model was called before the block, call `compile` again inside the block.
+    If the step is in a `tf.function`, trace the function inside the block, and do not call it outside the block. If a
+    Keras model's `fit` was called before the block, call `compile` again inside the block.
 
     Args:
         optimizer: an optimizer that `LossScaleOptimizer` could wrap, but that is not wrapped.
@@ -60,7 +60,7 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
             f"probe() takes an optimizer without a loss scale, but got: {optimizer!r}. Count its gradients "
             'with LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
         )
-    # This call raises an error if no adapter supports the optimizer.
+    # This call raises an error if the optimizer is not supported.
     families.adapter_of(optimizer)
     counting = Probe(families.of(optimizer), every)
     methods = {name: counting.method(getattr(optimizer, name)) for name in _METHODS if hasattr(optimizer, name)}
@@ -94,28 +94,32 @@ class Probe:
     def __init__(self, family: Family, every: int):
         self._family = family
         self._exponents = Exponents(every)
-        self._thread = _Thread()
-        # True once a counted gradient was a float16 tensor.
+        # The attribute `inside` is True while a wrapped method runs. It is thread-local, because each replica runs in
+        # its own thread.
+        self._thread = threading.local()
+        # Whether any counted gradient was a float16 tensor.
         self._in_float16 = False
 
     def precision_report(self) -> PrecisionReport:
         """Report how much of each variable's gradient in the last counted step would be lost in float16.
 
         Returns:
-            The report, which holds plain data and prints as a table.
+            The report, which contains plain data and prints as a table.
 
         Raises:
             ValueError: no step has been counted yet.
-            RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
+            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+                session.
         """
-        return precision_report(self.counts())
+        return PrecisionReport(self.counts())
 
     def counts(self) -> ExponentCounts:
         """Return the exponent counts of the last counted step.
 
         Raises:
             ValueError: no step has been counted yet.
-            RuntimeError: called while a graph is being built, or in a TensorFlow 1 graph without a default session.
+            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+                session.
         """
         require_values("precision_report")
         found = self._exponents.last()
@@ -128,7 +132,7 @@ class Probe:
         return dataclasses.replace(found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Count the next step, and then every `every`-th step after it."""
+        """Count the gradients of the next step, and then those of every `every`-th step after it."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +145,7 @@ class Probe:
         @do_not_convert
         def counted(*args: Any, **kwargs: Any) -> Any:
             # If one wrapped method calls another, the outer method has already counted the gradients.
-            if self._thread.inside or tf.distribute.in_cross_replica_context():
+            if getattr(self._thread, "inside", False) or tf.distribute.in_cross_replica_context():
                 return method(*args, **kwargs)
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
             named = [name for name in _FIRST if name in kwargs]
@@ -179,9 +183,3 @@ _METHODS = ("apply_gradients", "apply")
 _FIRST = ("grads_and_vars", "grads", "updates")
 #: The keyword names for the variables in `apply`.
 _SECOND = ("trainable_variables", "parameters")
-
-
-class _Thread(threading.local):
-    """Thread-local state, because each replica runs in its own thread. `inside` is True while a wrapped method runs."""
-
-    inside = False

@@ -49,7 +49,7 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
 
 
 def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
-    """Write the scalars of `write_summary`, but no histograms.
+    """Write the same scalars as `write_summary`, but no histograms.
 
     >>> import tempfile
     >>> with tf.summary.create_file_writer(tempfile.mkdtemp()).as_default():
@@ -70,7 +70,7 @@ def write_scalars(optimizer: LossScaleOptimizer, step: Any, loss: Any) -> None:
 
 
 def require_ours(optimizer: Any) -> None:
-    """Raise an error if an object is not a `LossScaleOptimizer` of this package.
+    """Raise an error if an object is not one of this package's `LossScaleOptimizer` objects.
 
     >>> require_ours(LossScaleOptimizer(tf.keras.optimizers.SGD()))
 
@@ -83,7 +83,7 @@ def require_ours(optimizer: Any) -> None:
     if not isinstance(optimizer, LossScaleOptimizer):
         raise TypeError(
             f"The optimizer must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. Wrap it before compile: "
-            "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...). Or, under the policy mixed_float16, call "
+            "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...). Or, under the mixed_float16 policy, call "
             "tf_lossscale.wrap_in_compile() before compile."
         )
 

@@ -1,4 +1,4 @@
-"""Optimizers of this package, for use with or without LossScaleOptimizer.
+"""This package's own optimizers, for use with or without LossScaleOptimizer.
 
 `Adafactor` is the class for the library that `tf.keras` uses: Keras 3, or tf_keras if `TF_USE_LEGACY_KERAS=1` is set.
 To choose the library yourself, use `optimizers.keras3.Adafactor` or `optimizers.tf_keras.Adafactor`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def _option(name: str) -> property:
     def read(self: Any) -> Any:
-        # The Keras constructor reads and writes options before the parameter groups exist.
+        # Keras's constructor reads and writes options before the parameter groups exist.
         return self._groups[0][name] if self._groups else self._defaults[name]
 
     def write(self: Any, value: Any) -> None:
@@ -67,27 +68,23 @@ class AdafactorBase(hooks.Hooked):
     _var_key: Callable[[Any], Any]
     #: The names of the Keras optimizer arguments that Adafactor accepts as `**kwargs`.
     _keras_arguments: tuple[str, ...]
-    #: The Keras library's module `optimizers.schedules`.
+    #: The Keras library's `optimizers.schedules` module.
     _schedules: Any
-
-    def _init_keras(self, **arguments: Any) -> None:
-        """Call the constructor of Keras's optimizer base class."""
-        raise NotImplementedError
-
-    def _tensor_variable(self, variable: Any) -> Any:
-        """Return the tf.Variable behind a variable of Keras 3 or tf_keras."""
-        raise NotImplementedError
-
-    def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
-        """Create a variable of zeros on the parameter's device."""
-        raise NotImplementedError
-
-    def _join(self, variables: list[Any]) -> None:
-        """Add variables to a built optimizer, without creating their state."""
-        raise NotImplementedError
-
-    def _set_iterations(self, steps: int) -> None:
-        raise NotImplementedError
+    #: Calls the constructor of Keras's optimizer base class with keyword arguments.
+    _init_keras: Callable[..., None]
+    #: Returns the tf.Variable behind a variable of Keras 3 or tf_keras.
+    _tensor_variable: Callable[[Any], Any]
+    #: Creates the variable in which a learning rate is stored, from its initial value and a name.
+    _new_rate_variable: Callable[[float, str], Any]
+    #: Creates a variable of zeros on a parameter's device. Its arguments are the parameter, a name, a shape and a
+    #: dtype.
+    _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
+    #: Returns the variables for which the optimizer was built, in the order in which they were passed to `build`.
+    _built_for: Callable[[], list[Any]]
+    #: Adds variables to a built optimizer, without creating their state.
+    _join: Callable[[list[Any]], None]
+    #: Sets the number of steps that Keras counts.
+    _set_iterations: Callable[[int], None]
 
     # Construction. ----------------------------------------------------------------------------------------------
 
@@ -163,8 +160,8 @@ class AdafactorBase(hooks.Hooked):
         if self._is_built:
             return
         super().build(self._take(variables))  # type: ignore[misc]
-        for group in self._groups:
-            self._make_state(group)
+        for number, group in enumerate(self._groups):
+            self._make_state(group, number)
 
     def _add_group(self, given: dict[str, Any]) -> None:
         for variable in given["params"]:
@@ -182,12 +179,13 @@ class AdafactorBase(hooks.Hooked):
         arguments.check(entries)
         if self._is_built:
             self._join(given["params"])
-        rate = (Rate if self._groups else FirstRate)(self, entries["lr"])
+        number = len(self._groups)
+        rate = (Rate if self._groups else FirstRate)(self, entries["lr"], _numbered("learning_rate", number))
         group = ParameterGroup(entries, rate, given)
         self._groups.append(group)
         self._file(group)
         if self._is_built:
-            self._make_state(group)
+            self._make_state(group, number)
 
     def _file(self, group: ParameterGroup) -> None:
         self._places.update({self._var_key(variable): (group, i) for i, variable in enumerate(group["params"])})
@@ -212,9 +210,10 @@ class AdafactorBase(hooks.Hooked):
         known = {self._var_key(variable) for variable in variables}
         return [*variables, *(variable for variable in self._parameters() if self._var_key(variable) not in known)]
 
-    def _make_state(self, group: ParameterGroup) -> None:
+    def _make_state(self, group: ParameterGroup, number: int) -> None:
         if group["params"]:
-            group.steps = self.add_variable((len(group["params"]),), dtype="float32", name="steps")
+            name = _numbered("steps", number)
+            group.steps = self.add_variable((len(group["params"]),), dtype="float32", name=name)
         for variable in group["params"]:
             dtype = tf.as_dtype(getattr(variable, "true_dtype", variable.dtype))
             self._moments[self._var_key(variable)] = {
@@ -225,13 +224,10 @@ class AdafactorBase(hooks.Hooked):
     def _parameters(self) -> list[Any]:
         return [variable for group in self._groups for variable in group["params"]]
 
-    def _all_built(self) -> bool:
-        """Build the optimizer for the variables of all groups, if needed. Return False if all groups are empty."""
-        parameters = self._parameters()
-        if not self._is_built and parameters:
+    def _build_for_groups(self) -> None:
+        if not self._is_built:
             with tf.init_scope():
-                self.build(parameters)
-        return self._is_built
+                self.build(self._parameters())
 
     def _moments_of(self, variable: Any) -> dict[str, Any]:
         return self._moments[self._var_key(variable)]
@@ -274,7 +270,7 @@ class AdafactorBase(hooks.Hooked):
         self._update_all([(gradient, variable)], lambda _, function, arguments: function(variable, *arguments))
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        # Do nothing: the update of Adafactor includes the weight decay.
+        # Do nothing, because Adafactor's own update includes the weight decay.
         pass
 
     # The update. ------------------------------------------------------------------------------------------------
@@ -321,7 +317,7 @@ class AdafactorBase(hooks.Hooked):
             call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
-        """Increment the step counts of the variables at these indices in a group. Return their new step counts."""
+        """Increment the step counts of the variables at these indices in a group. Return the new step counts."""
         steps = self._tensor_variable(group.steps)
         if indices == list(range(len(group["params"]))):
             steps.assign_add(tf.ones(steps.shape), read_value=False)
@@ -331,7 +327,7 @@ class AdafactorBase(hooks.Hooked):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Split the indices of `members` into batches. With `foreach`, variables of equal shape and dtype share one."""
+        """Split the indices of `members` into batches. With `foreach`, a batch has variables of one shape and dtype."""
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}
@@ -346,28 +342,32 @@ class AdafactorBase(hooks.Hooked):
     def _update(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Update one variable, or several variables of the same shape and the same group."""
+        """Update one variable, or several variables of the same shape, dtype and group."""
         variables = [self._tensor_variable(variable) for variable in variables]
         # Converting IndexedSlices to a tensor adds up the rows with the same index.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
         options = {name: group[name] for name in ("eps", "d", "maximize")}
         options.update(shrink=shrink, stacked=len(variables) > 1)
-        if not options["stacked"]:
-            change, new = adafactor_rule.update(
-                variables[0].read_value(), gradients[0], moments[0], weights[0], rates[0], **options
-            )
-            changes, news = [change], [new]
-        else:
-            stacked = [tf.stack(each) for each in zip(*moments)]
-            change, new = adafactor_rule.update(
-                tf.stack(variables), tf.stack(gradients), stacked, tf.stack(weights), tf.stack(rates), **options
-            )
-            changes, news = tf.unstack(change), [list(each) for each in zip(*map(tf.unstack, new))]
+        pack, unpack = (tf.stack, tf.unstack) if options["stacked"] else (operator.itemgetter(0), lambda one: [one])
+        packed_change, packed_moments = adafactor_rule.update(
+            pack([variable.read_value() for variable in variables]),
+            pack(gradients),
+            [pack(each) for each in zip(*moments)],
+            pack(weights),
+            pack(rates),
+            **options,
+        )
+        changes, news = unpack(packed_change), zip(*map(unpack, packed_moments))
         for variable, change, kept, new in zip(variables, changes, moments, news):
             variable.assign_sub(change, read_value=False)
             for target, value in zip(kept, new):
                 target.assign(value, read_value=False)
+
+
+def _numbered(name: str, group: int) -> str:
+    # All variables of an optimizer must have different names, because h5 files store variables by name.
+    return f"{name}_{group}" if group else name
 
 
 def _say_what_foreach_costs(batches: list[list[Any]]) -> None:

@@ -8,10 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-# Names of the second moments, as in the state_dict of PyTorch's Adafactor.
-FACTORED = ("row_var", "col_var")
-WHOLE = ("variance",)
-
 # For each dtype, the distance from 1 to the next larger number.
 _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 
@@ -32,9 +28,10 @@ def moment_shapes(shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         and columns of the last two dimensions. With fewer dimensions, the only name is `variance`.
     """
     shape = tuple(shape)
+    # PyTorch's Adafactor uses these names in its state dict.
     if len(shape) < 2:
-        return {WHOLE[0]: shape}
-    return {FACTORED[0]: (*shape[:-1], 1), FACTORED[1]: (*shape[:-2], 1, shape[-1])}
+        return {"variance": shape}
+    return {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
 
 
 def compute_dtype(dtype: tf.DType) -> tf.DType:
@@ -62,7 +59,7 @@ def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.
     Args:
         steps: the step numbers, counted from 1; a floating-point tensor.
         lr: the learning rate, a scalar of the same dtype.
-        beta2_decay: the weight is the step number to the power of this exponent, at most 0.
+        beta2_decay: an exponent, at most 0. The weight is the step number to this power.
 
     Returns:
         Two tensors with the shape and dtype of `steps`.
@@ -100,7 +97,7 @@ def update(
         moments: the second moments, in the order of `moment_shapes`, of the parameter's dtype.
         weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
         rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
-        shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`; None for no weight decay.
+        shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`. None means no weight decay.
         eps: (eps1, eps2). If eps1 is None, the distance from 1 to the next larger number of the dtype is used.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
@@ -108,7 +105,7 @@ def update(
             an additional first axis with one entry for each parameter.
 
     Returns:
-        The change, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
+        The amount, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
         `moments`.
     """
     dtype, wide = parameter.dtype, compute_dtype(parameter.dtype)

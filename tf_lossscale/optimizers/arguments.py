@@ -28,7 +28,7 @@ def check(options: Mapping[str, Any]) -> None:
     ValueError: `d`, the clipping threshold, must be a number >= 1, but got: 0.5. Pass d=1.0, the default.
 
     Args:
-        options: some of Adafactor's options by name; other names are ignored.
+        options: a dict with some of Adafactor's options. Other names in the dict are ignored.
 
     Raises:
         TypeError: a value has the wrong type.

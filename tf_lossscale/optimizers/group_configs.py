@@ -62,7 +62,7 @@ def optimizer_of(cls: Any, config: dict[str, Any], custom_objects: dict[str, Any
     2.0
 
     Args:
-        cls: the class to create, one of the two `Adafactor` classes.
+        cls: the class to instantiate: one of the two `Adafactor` classes.
         config: a dict as returned by `get_config`.
         custom_objects: user-defined learning rate schedules, a dict from names to classes or functions.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,8 +14,6 @@ from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import in_xla_context, operations
 
 Hook = Callable[..., Any]
-
-_names = itertools.count()
 
 
 class Handle:
@@ -30,16 +27,16 @@ class Handle:
     0
 
     Args:
-        hooks: the dict that holds the hook.
-        key: the hook's key in this dict.
+        hooks: the list that contains the handles of all hooks for the same event.
+        hook: the hook.
     """
 
-    def __init__(self, hooks: dict[int, Hook], key: int):
+    def __init__(self, hooks: list[Handle], hook: Hook):
+        self.hook = hook
         self._hooks = hooks
-        self._key = key
 
     def remove(self) -> None:
-        """Remove the hook. Functions that were traced with it no longer call it. Calling `remove` again does nothing.
+        """Remove the hook. Functions that were traced with the hook no longer call it. A second call does nothing.
 
         >>> hooks = Hooks()
         >>> handle = hooks.register(print)
@@ -47,7 +44,8 @@ class Handle:
         >>> list(hooks)
         []
         """
-        self._hooks.pop(self._key, None)
+        if self in self._hooks:
+            self._hooks.remove(self)
 
     def __enter__(self) -> Handle:
         return self
@@ -66,7 +64,7 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._handles: list[Handle] = []
         #: Whether a tf.function was traced while there were no hooks. Such a function never calls hooks that are
         #: registered later.
         self.traced_without = False
@@ -86,20 +84,18 @@ class Hooks:
                 "A step hook was registered after a tf.function that takes steps was traced. That function does not "
                 "call it. Register hooks before the first step, or make a new tf.function."
             )
-        key = next(_names)
-        self._hooks[key] = hook
-        if prepend:
-            self._hooks.move_to_end(key, last=False)
-        return Handle(self._hooks, key)
+        handle = Handle(self._handles, hook)
+        self._handles.insert(0 if prepend else len(self._handles), handle)
+        return handle
 
     def __iter__(self) -> Iterator[Hook]:
-        return iter(list(self._hooks.values()))
+        return iter([handle.hook for handle in self._handles])
 
 
 class Hooked:
     """Base class of optimizers with hooks. Each method that registers a hook returns a `Handle`.
 
-    The attribute `_hooks` contains a `Hooks` for each kind of event. `all_moments` creates it.
+    The `_hooks` attribute maps each kind of event to a `Hooks` object. `all_moments` creates this dict.
     """
 
     _hooks: dict[str, Hooks]
@@ -286,7 +282,7 @@ after_every_step = Hooks()
 
 
 def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
-    """Call a function before every step of every optimizer of this package.
+    """Call a function before every step of each of this package's optimizers.
 
     >>> handle = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: None)
     >>> handle.remove()
@@ -301,7 +297,7 @@ def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
 
 
 def register_optimizer_step_post_hook(hook: Hook) -> Handle:
-    """Call a function after every step of every optimizer of this package.
+    """Call a function after every step of each of this package's optimizers.
 
     >>> handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: None)
     >>> handle.remove()

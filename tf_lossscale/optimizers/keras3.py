@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.torch_surface import TorchSurface
+from tf_lossscale.wrapper import options
 
 keras: Any = keras_versions.keras_3()
 
@@ -53,9 +54,9 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
 
-    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper: the learning
-    rate bounds the step size and is multiplied by the parameter's RMS, eps1 bounds V from below instead of being added
-    to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
+    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper's in four
+    ways: the learning rate bounds the step size and is multiplied by the parameter's RMS, eps1 bounds V from below
+    instead of being added to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
@@ -84,17 +85,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     https://arxiv.org/abs/1804.04235
     """
 
-    _keras_arguments = (
-        "name",
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "loss_scale_factor",
-        "gradient_accumulation_steps",
-    )
+    _keras_arguments = tuple(options.DEFAULTS)
     _schedules = keras.optimizers.schedules
 
     def _init_keras(self, **arguments: Any) -> None:
@@ -111,8 +102,8 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     def _tensor_variable(self, variable: Any) -> Any:
         return variable.value if isinstance(variable, keras.Variable) else variable
 
-    def _new_rate_variable(self, value: float) -> Any:
-        variable = self.add_variable((), dtype="float64", aggregation="only_first_replica", name="learning_rate")
+    def _new_rate_variable(self, value: float, name: str) -> Any:
+        variable = self.add_variable((), dtype="float64", aggregation="only_first_replica", name=name)
         variable.assign(value)
         return variable
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -13,11 +12,10 @@ from tf_lossscale.optimizers import arguments
 from tf_lossscale.optimizers.rates import Rate
 
 
-class ParameterGroup(UserDict[str, Any]):
-    """A parameter group as in PyTorch: a mapping with options and the entry "params", which contains the variables.
+class ParameterGroup(MutableMapping[str, Any]):
+    """A parameter group as in PyTorch: a mapping with the options and a "params" entry, which contains the variables.
 
-    The entry "lr" is stored in a variable, so that a new value also takes effect in a tf.function that is already
-    traced.
+    The "lr" entry is stored in a variable, so a new value also takes effect in a tf.function that is already traced.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> group = Adafactor([tf.Variable(1.0)]).param_groups[0]
@@ -28,10 +26,10 @@ class ParameterGroup(UserDict[str, Any]):
     Args:
         entries: "params" and the options, in order. The value of "lr" is ignored; `rate` replaces it.
         rate: the learning rate.
-        own: names of the options that were passed for this group. These options do not change when the optimizer's
+        own: the names of the options that were passed for this group. These options do not change when the optimizer's
             option of the same name is changed.
 
-    The attribute `steps` is a float32 variable with the step count of each variable of the group. It is None before the
+    The `steps` attribute is a float32 variable with the step count of each variable in the group. It is None before the
     optimizer is built.
     """
 
@@ -56,8 +54,20 @@ class ParameterGroup(UserDict[str, Any]):
             raise KeyError(f"{name!r} of a parameter group cannot be deleted; assign a new value instead.")
         del self.data[name]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
     def __repr__(self) -> str:
         return repr(dict(self))
+
+    def copy(self) -> dict[str, Any]:
+        """Return the entries as a plain dict. Later assignments to the group do not change the dict, and vice versa."""
+        return dict(self)
+
+    __copy__ = copy
 
     def reorder(self, names: Iterable[str]) -> None:
         """Reorder the entries: the given names come first."""
@@ -93,8 +103,8 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
     listed = list(params)
     if not listed:
         raise ValueError(
-            "`params` is an empty list. Pass the variables to optimize, or None to optimize the variables that "
-            "apply_gradients gets."
+            "`params` is an empty list. Pass the variables to optimize, or None to optimize the variables that are "
+            "passed to apply_gradients."
         )
     if not isinstance(listed[0], Mapping):
         listed = [{"params": listed}]
@@ -146,9 +156,7 @@ def one_group(group: Any) -> dict[str, Any]:
 
 
 def _is_tensor(value: Any) -> bool:
-    return (
-        isinstance(value, tf.Variable) or tf.is_tensor(value) or (hasattr(value, "assign") and hasattr(value, "dtype"))
-    )
+    return tf.is_tensor(value) or (hasattr(value, "assign") and hasattr(value, "dtype"))
 
 
 def _require_variable(variable: Any) -> None:

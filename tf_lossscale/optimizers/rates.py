@@ -12,25 +12,27 @@ import tensorflow as tf
 class Rate:
     """The learning rate of one parameter group.
 
-    A number is stored in a variable of the optimizer, so that a traced tf.function uses the new number after a change.
-    This variable is created for schedules and functions as well, so that the saved state always has the same variables.
+    A number is stored in one of the optimizer's variables, so a traced tf.function uses the new number after a change.
+    The variable is also created for schedules and functions, because the saved state must always have the same
+    variables.
 
     Args:
         optimizer: an `AdafactorBase`.
         value: a number, a variable, a `LearningRateSchedule` or a function without arguments.
+        name: the name of the variable in which a number is stored.
     """
 
     #: The variable, schedule or function from which the learning rate is read.
     source: Any
 
-    def __init__(self, optimizer: Any, value: Any):
+    def __init__(self, optimizer: Any, value: Any, name: str):
         self._optimizer = optimizer
         value = _number_or_source(value)
-        self._variable = optimizer._new_rate_variable(value if isinstance(value, float) else 0.0)
+        self._variable = optimizer._new_rate_variable(value if isinstance(value, float) else 0.0, name)
         self.source = self._variable if isinstance(value, float) else value
 
     def read(self) -> Any:
-        """Return the learning rate as it was set: a number, or a variable, schedule or function."""
+        """Return the learning rate as it was set: a number, variable, schedule or function."""
         if self.source is not self._variable:
             return self.source
         variable = self._optimizer._tensor_variable(self._variable)
@@ -54,7 +56,7 @@ class Rate:
         return tf.reshape(tf.convert_to_tensor(source), [])
 
     def number(self) -> Any:
-        """Return the learning rate as a number. If it is a variable that the user passed, return an array."""
+        """Return the learning rate as a number. For a variable that the user passed, return its value as an array."""
         value = self.read()
         if callable(value):
             return float(self.now().numpy())

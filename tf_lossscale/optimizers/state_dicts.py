@@ -1,4 +1,4 @@
-"""Checks of PyTorch's state dicts before they are loaded."""
+"""Checks state dicts in PyTorch's format before they are loaded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from tf_lossscale.optimizers import arguments
 from tf_lossscale.optimizers.adafactor_rule import moment_shapes
 
 
-def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
+def checked(state_dict: Mapping[str, Any], parameters: Sequence[Sequence[Any]]) -> list[list[dict[str, Any]]]:
     """Check a state dict, and return the state of every parameter as NumPy arrays.
 
     >>> import tensorflow as tf
     >>> saved = {"state": {0: {"step": 3, "variance": [0.5]}}, "param_groups": [{"params": [0, 1]}]}
-    >>> checked(saved, [tf.Variable([1.0]), tf.Variable([2.0])], [2])[0]["variance"].shape
+    >>> checked(saved, [[tf.Variable([1.0]), tf.Variable([2.0])]])[0][0]["variance"].shape
     (1,)
 
     Args:
         state_dict: a dict with "state" and "param_groups".
-        parameters: the optimizer's parameters, in order.
-        sizes: the number of parameters in each group.
+        parameters: for each of the optimizer's groups, a list of the group's parameters.
 
     Returns:
-        For every parameter, a dict with "step" and the second moments. The dict is empty if no state was saved for the
-        parameter.
+        For each group, a list with a dict for each parameter. The dict contains "step" and the second moments. It is
+        empty if no state was saved for the parameter.
 
     Raises:
         ValueError: the groups or the shapes do not match the optimizer's, or an option has an invalid value.
@@ -34,25 +33,27 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Any], sizes: Seq
         KeyError: "state", "param_groups", or a parameter's "step" is missing.
     """
     groups = state_dict["param_groups"]
-    if len(groups) != len(sizes):
+    if len(groups) != len(parameters):
         raise ValueError(
-            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(sizes)}, a "
+            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(parameters)}, a "
             "different number of parameter groups. First create the optimizer with the same groups."
         )
-    for i, (group, size) in enumerate(zip(groups, sizes)):
-        if len(group["params"]) != size:
+    for i, (group, variables) in enumerate(zip(groups, parameters)):
+        if len(group["params"]) != len(variables):
             raise ValueError(
                 f"The loaded state dict has {len(group['params'])} parameters in group {i}, which doesn't match the "
-                f"size of the optimizer's group: {size}. First create the optimizer with the same variables, or call "
-                "build() with them."
+                f"size of the optimizer's group: {len(variables)}. First create the optimizer with the same variables, "
+                "or call build() with them."
             )
         arguments.check(group)
     # JSON turns integer keys into strings.
     states = {
         int(key) if isinstance(key, str) and key.isdigit() else key: state for key, state in state_dict["state"].items()
     }
-    numbers = [number for group in groups for number in group["params"]]
-    return [_checked_state(p, number, states.get(number) or {}) for p, number in zip(parameters, numbers)]
+    return [
+        [_checked_state(v, number, states.get(number) or {}) for v, number in zip(variables, group["params"])]
+        for group, variables in zip(groups, parameters)
+    ]
 
 
 def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.torch_surface import TorchSurface
+from tf_lossscale.wrapper.options import CLIPS
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -44,16 +45,8 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
     """
 
     _keras_arguments = (
-        "name",
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "jit_compile",
-        "mesh",
-        "is_legacy_optimizer",
+        *("name", *CLIPS, "use_ema", "ema_momentum", "ema_overwrite_frequency"),
+        *("jit_compile", "mesh", "is_legacy_optimizer"),
     )
     _schedules = tf_keras.optimizers.schedules
 
@@ -71,11 +64,11 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
     def _tensor_variable(self, variable: Any) -> Any:
         return variable
 
-    def _new_rate_variable(self, value: float) -> Any:
+    def _new_rate_variable(self, value: float, name: str) -> Any:
         if self._mesh:
             return self._build_learning_rate(value)
         with tf.init_scope():
-            rate = tf.Variable(value, name="learning_rate", dtype=tf.float64, trainable=False)
+            rate = tf.Variable(value, name=name, dtype=tf.float64, trainable=False)
         self._rates.append(rate)
         return rate
 

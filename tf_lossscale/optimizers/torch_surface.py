@@ -15,7 +15,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 class TorchSurface(AdafactorBase):
-    """The methods of PyTorch's optimizers. As in PyTorch, a variable's attribute `grad` holds its gradient."""
+    """The methods of PyTorch's optimizers. As in PyTorch, a variable's `grad` attribute contains its gradient."""
 
     # Groups. ----------------------------------------------------------------------------------------------------
 
@@ -78,11 +78,11 @@ class TorchSurface(AdafactorBase):
         3.0
 
         Args:
-            closure: a function without arguments that returns the loss. It may be None if the attributes `grad` are
+            closure: a function without arguments that returns the loss. It may be None if the `grad` attributes are
                 set.
 
         Returns:
-            The result of the closure; None without a closure.
+            The result of the closure. Without a closure, the result is None.
 
         Raises:
             RuntimeError: a hook returned something other than None or (new args, new kwargs).
@@ -96,7 +96,8 @@ class TorchSurface(AdafactorBase):
         if tf.is_tensor(loss) and all(gradient is None for gradient in gradients):
             gradients = tape.gradient(loss, parameters)
         pairs = [(g, v) for g, v in zip(gradients, parameters) if g is not None]
-        if pairs and self._all_built():
+        if pairs:
+            self._build_for_groups()
             self.apply_gradients(pairs)
         return loss
 
@@ -156,8 +157,8 @@ class TorchSurface(AdafactorBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of PyTorch's Adafactor, with PyTorch tensors or NumPy arrays.
 
-        In this way, training that began in PyTorch can be continued. The optimizer's `iterations`, which learning rate
-        schedules read, is set to the largest "step" in the state dict.
+        A training run that began in PyTorch can be continued this way. The optimizer's `iterations`, which learning
+        rate schedules read, is set to the largest "step" in the state dict.
 
         Args:
             state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.
@@ -175,18 +176,15 @@ class TorchSurface(AdafactorBase):
         for hook in pre_hooks:
             returned = hook(self, loaded)
             loaded = loaded if returned is None else returned
-        saved_groups = loaded["param_groups"]
-        sizes = [len(group["params"]) for group in self._groups]
-        entries = state_dicts.checked(loaded, self._parameters(), sizes)
+        states = state_dicts.checked(loaded, [group["params"] for group in self._groups])
         # All checks are above this line, so an unsuitable state dict changes nothing.
-        steps = [entry["step"] if entry else 0.0 for entry in entries]
-        if any(entries):
-            self._all_built()
+        steps = [state["step"] for of_group in states for state in of_group if state]
+        if steps:
+            self._build_for_groups()
             self._set_iterations(int(max(steps)))
-        for group, size, saved in zip(self._groups, sizes, saved_groups):
+        for group, saved, of_group in zip(self._groups, loaded["param_groups"], states):
             if group.steps is not None:
-                self._load_moments(group, steps[:size], entries)
-            steps, entries = steps[size:], entries[size:]
+                self._load_moments(group, of_group)
             for name, value in saved.items():
                 if name != "params":
                     group[name] = value
@@ -194,15 +192,18 @@ class TorchSurface(AdafactorBase):
         for hook in self._hooks["load_state_dict_post"]:
             hook(self)
 
-    def _load_moments(self, group: ParameterGroup, steps: list[float], entries: list[Any]) -> None:
-        self._tensor_variable(group.steps).assign(np.array(steps, "float32"))
-        for variable, entry in zip(group["params"], entries):
+    def _load_moments(self, group: ParameterGroup, states: list[dict[str, Any]]) -> None:
+        self._tensor_variable(group.steps).assign(np.array([state.get("step", 0.0) for state in states], "float32"))
+        for variable, state in zip(group["params"], states):
             for name, each in self._moments_of(variable).items():
                 target = self._tensor_variable(each)
-                target.assign(tf.cast(entry[name], target.dtype) if entry else tf.zeros_like(target))
+                target.assign(tf.cast(state[name], target.dtype) if state else tf.zeros_like(target))
 
 
 def _packed(group: ParameterGroup, first: int) -> dict[str, Any]:
-    packed = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "lr")}
-    packed.update(lr=group.rate.number(), params=list(range(first, first + len(group["params"]))))
-    return {name: packed[name] for name in [*(name for name in group if name != "params"), "params"]}
+    options = {
+        name: group.rate.number() if name == "lr" else copy.deepcopy(value)
+        for name, value in group.items()
+        if name != "params"
+    }
+    return {**options, "params": list(range(first, first + len(group["params"])))}

@@ -55,11 +55,11 @@ class ExponentCounts:
             raise ValueError(f"`scale` must be a finite number above 0, but got: {self.scale!r}.")
 
     def at(self, scale: float) -> ExponentCounts:
-        """Return the counts that the same gradients would have at another loss scale, without rounding to float16.
+        """Return the counts that the same gradients would have at a different loss scale, without rounding to float16.
 
-        If the gradients are multiplied by 2**k, every count moves by k bins. If the factor is 2**(k + f) with
-        0 < f < 1, the logarithms of the values in a bin are assumed to be spread evenly: a share of 1 - f of the values
-        moves by k bins, and a share of f moves by k + 1 bins.
+        If the gradients are multiplied by 2**k, every count moves by k bins. If the factor is 2**(k + f), with f
+        between 0 and 1, the logarithms of the values in a bin are assumed to be spread evenly: a fraction 1 - f of the
+        values moves by k bins, and a fraction f moves by k + 1 bins.
 
         Args:
             scale: a finite number above 0.

@@ -1,4 +1,4 @@
-"""The file `exponents.jsonl`, which contains a run's exponent counts: a line of JSON for each counted step."""
+"""The `exponents.jsonl` file, which contains a run's exponent counts: one line of JSON for each counted step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from tf_lossscale.precision.counts import COLUMNS, FINITE, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: In the folder of a run, the name of the file that contains the exponent counts.
+#: The name of the file in a run's folder that contains the run's exponent counts.
 FILE = "exponents.jsonl"
 
 
 def append(folder: pathlib.Path | str, counts: ExponentCounts) -> None:
-    """Append the exponent counts of a step to the file `exponents.jsonl` of a run.
+    """Append the exponent counts of a step to a run's `exponents.jsonl` file.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -48,7 +48,7 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
         while it was writing the last line, that line is ignored.
 
     Raises:
-        FileNotFoundError: the folder contains no file `exponents.jsonl`.
+        FileNotFoundError: the folder contains no `exponents.jsonl` file.
         ValueError: a complete line is damaged.
     """
     path = pathlib.Path(folder) / FILE

@@ -1,4 +1,4 @@
-"""Reports of how much of the gradients is lost in float16, and of the loss scale at which the least is lost."""
+"""Reports on how much of the gradients is lost in float16, and on the loss scale at which the least is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf_lossscale.precision.report_text import about_the_scale, about_the_variab
 #: numbers have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
 MAXIMUM, NORMAL, SUBNORMAL = 15, -14, -24
 
-#: A report names a variable as affected by float16 if more than this share of its gradient's values lies below
+#: A report lists a variable as affected by float16 if more than this fraction of its gradient's values lies below
 #: float16's normal range.
 AFFECTED = 0.1
 
@@ -32,8 +32,8 @@ _LARGEST_SCALE = 127
 class VariablePrecision:
     """A row of a precision report: how much of one variable's gradient is lost in float16.
 
-    `zeros` is a share of all values. All other shares are shares of the nonzero values, because many gradients consist
-    mostly of zeros even in float32, for example in networks with ReLU activations.
+    `zeros` is a fraction of all values. All other fractions are fractions of the nonzero values, because many gradients
+    consist mostly of zeros even in float32, for example in networks with ReLU activations.
 
     >>> row = VariablePrecision("kernel", values=9, zeros=0.1, subnormal=0.2, overflow=0.0, nan=0.0, headroom=3,
     ...                         vanished=0.05, vanished_unscaled=1.0, vanished_at_half=0.1, vanished_at_twice=0.0)
@@ -43,19 +43,19 @@ class VariablePrecision:
     Args:
         variable: the variable's name.
         values: the number of values.
-        zeros: the share of zeros.
-        subnormal: the share in float16's subnormal range, at the report's loss scale.
-        overflow: the share above float16's range, including infinite values.
-        nan: the share of NaNs.
+        zeros: the fraction of zeros.
+        subnormal: the fraction in float16's subnormal range, at the report's loss scale.
+        overflow: the fraction above float16's range, including infinite values.
+        nan: the fraction of NaNs.
         headroom: the number of times that the loss scale can double before the largest value overflows. It is negative
-            if the largest value already overflows. None if the largest value is unknown, because some value is infinite
-            or NaN, or because all values are zero.
-        vanished: the share that rounds to zero in float16.
-        vanished_unscaled: the share that would round to zero at a loss scale of 1.
-        vanished_at_half: the share that would round to zero at half the loss scale.
-        vanished_at_twice: the share that would round to zero at twice the loss scale.
-        rounded: whether the values may already have been rounded to float16. Some of the zeros may then be values that
-            vanished.
+            if the largest value already overflows. It is None if all values are zero, or if the largest value is
+            unknown because some value is infinite or NaN.
+        vanished: the fraction that rounds to zero in float16.
+        vanished_unscaled: the fraction that would round to zero at a loss scale of 1.
+        vanished_at_half: the fraction that would round to zero at half the loss scale.
+        vanished_at_twice: the fraction that would round to zero at twice the loss scale.
+        rounded: whether the values may already have been rounded to float16. If so, some of the zeros may be values
+            that vanished.
     """
 
     variable: str
@@ -73,12 +73,12 @@ class VariablePrecision:
 
     @property
     def below_normal(self) -> float:
-        """The share of values below float16's normal range, which vanish or lose precision."""
+        """The fraction of values below float16's normal range. These values vanish or lose precision."""
         return self.vanished + self.subnormal
 
     @property
     def any_nonzero(self) -> bool:
-        """Whether any value is nonzero. If all values are zero, the shares other than `zeros` are meaningless."""
+        """Whether any value is nonzero. If all values are zero, the fractions other than `zeros` are meaningless."""
         return self.values > 0 and self.zeros < 1
 
     @property
@@ -89,20 +89,41 @@ class VariablePrecision:
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PrecisionReport:
-    """A report of how much of one step's gradients is lost in float16. It prints as two sentences and a table.
+    """A report on how much of one step's gradients is lost in float16. It prints as two sentences and a table.
 
     >>> from tf_lossscale.precision.counts import COLUMNS
-    >>> counts = np.zeros([1, COLUMNS], np.int64)
-    >>> counts[0, [column(-30), column(-5)]] = 25, 75
-    >>> report = precision_report(ExponentCounts(("kernel",), counts, scale=1.0, step=1, full_precision=True))
+    >>> counts = np.zeros([2, COLUMNS], np.int64)
+    >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
+    >>> counts[1, [ZEROS, column(-9)]] = 1, 3
+    >>> counted = ExponentCounts(("kernel", "bias"), counts, scale=1.0, step=1, full_precision=True)
+    >>> report = PrecisionReport(counted)
+    >>> report
+    Gradients in step 1
+    The highest loss scale at which no value overflows is 2**20; of the values that
+    are not zero, 0% vanish and 0% are subnormal at this scale (without a loss
+    scale: 9.7% vanish and 19.4% are subnormal).
+    Without a loss scale float16 affects 1 variable: kernel (30.0% vanish or are
+    subnormal, 0% at 2**20).
+    <BLANKLINE>
+                     sub- over- head- vanish vanish
+    variable zeros normal  flow  room      1  2**20
+    kernel      0%  20.0%    0%    20  10.0%     0%
+    bias     25.0%     0%    0%    24     0%     0%
+    all       1.0%  19.4%    0%    20   9.7%     0%
+    <BLANKLINE>
+    Zeros are a percentage of all values. The other percentages refer to the values
+    that are not zero. Headroom is in powers of two.
     >>> report.best_scale
     1048576.0
     >>> report.rows[0].vanished, report.at(report.best_scale).rows[0].vanished
-    (0.25, 0.0)
+    (0.1, 0.0)
 
     Args:
         counts: the exponent counts of the step's gradients.
         scale: the loss scale for which the report is computed; 0 for the scale by which the gradients were multiplied.
+
+    Source: figure 3 of Micikevicius et al., *Mixed Precision Training*, 2018 (https://arxiv.org/abs/1710.03740), shows
+    such a histogram of exponents for gradients of activations.
     """
 
     counts: ExponentCounts
@@ -119,7 +140,7 @@ class PrecisionReport:
 
     @property
     def rows(self) -> tuple[VariablePrecision, ...]:
-        """A row for each variable, in the order of the counts."""
+        """A row for each variable, in the order of `counts.names`."""
         return self._all_rows[:-1]
 
     @property
@@ -137,9 +158,9 @@ class PrecisionReport:
 
         It is None if there is neither a finite nonzero value nor a value that overflowed in float16.
 
-        If some values overflowed in float16, their true size is unknown. The result is then only an upper bound, and
-        lower than the loss scale in use, which caused the overflow. The result is also only an upper bound if a finite
-        value is 2**32 or larger, because all such values are counted in the same bin.
+        If some values overflowed in float16, their true size is unknown. In this case the result is only an upper
+        bound. It is lower than the loss scale that caused the overflow. The result is also only an upper bound if a
+        finite value is 2**32 or larger, because all such values are counted in the same bin.
         """
         top = _highest(self.counts.counts.sum(axis=0))
         before = math.log2(self.counts.scale)
@@ -150,7 +171,7 @@ class PrecisionReport:
 
     @property
     def overflow_is_open(self) -> bool:
-        """Whether values may have overflowed in float16, so that the size of the largest value is unknown."""
+        """Whether values may have overflowed in float16. If so, the size of the largest value is unknown."""
         return bool(not self.counts.full_precision and self.counts.counts[:, [INFINITE, NAN]].any())
 
     @property
@@ -164,10 +185,10 @@ class PrecisionReport:
         return tuple(sorted(rows, key=lambda row: -max(row.overflow + row.nan, row.below_normal, row.only_zeros)))
 
     def at(self, scale: float) -> PrecisionReport:
-        """Return a report of the same gradients at another loss scale.
+        """Return a report on the same gradients at a different loss scale.
 
         >>> from tf_lossscale.precision.counts import COLUMNS
-        >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
+        >>> report = PrecisionReport(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.at(2.0**10).scale
         1024.0
 
@@ -187,11 +208,11 @@ class PrecisionReport:
         return {**facts, "sentences": list(self.sentences), "rows": rows, "total": dataclasses.asdict(self.total)}
 
     def write(self, folder: Any, step: int | None = None) -> None:
-        """Append the exponent counts to a run's file `exponents.jsonl`, which `tf-lossscale plot` reads.
+        """Append the exponent counts to a run's `exponents.jsonl` file, which `tf-lossscale plot` reads.
 
         >>> import tempfile
         >>> from tf_lossscale.precision.counts import COLUMNS
-        >>> report = precision_report(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
+        >>> report = PrecisionReport(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.write(tempfile.mkdtemp())
 
         Args:
@@ -222,42 +243,6 @@ class PrecisionReport:
         console = Console(file=(printed := io.StringIO()), highlight=False, color_system=None)
         console.print(self)
         return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
-
-
-def precision_report(counts: ExponentCounts) -> PrecisionReport:
-    """Report how much of one step's gradients is lost in float16, computed from their exponent counts.
-
-    >>> from tf_lossscale.precision.counts import COLUMNS
-    >>> counts = np.zeros([2, COLUMNS], np.int64)
-    >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
-    >>> counts[1, [ZEROS, column(-9)]] = 1, 3
-    >>> precision_report(ExponentCounts(("kernel", "bias"), counts, scale=1.0, step=1, full_precision=True))
-    Gradients in step 1
-    The highest loss scale at which no value overflows is 2**20; of the values that
-    are not zero, 0% vanish and 0% are subnormal at this scale (without a loss
-    scale: 9.7% vanish and 19.4% are subnormal).
-    Without a loss scale float16 affects 1 variable: kernel (30.0% vanish or are
-    subnormal, 0% at 2**20).
-    <BLANKLINE>
-                     sub- over- head- vanish vanish
-    variable zeros normal  flow  room      1  2**20
-    kernel      0%  20.0%    0%    20  10.0%     0%
-    bias     25.0%     0%    0%    24     0%     0%
-    all       1.0%  19.4%    0%    20   9.7%     0%
-    <BLANKLINE>
-    Zeros are a share of all values, the others of the values that are not zero.
-    Headroom is in powers of two.
-
-    Args:
-        counts: the exponent counts of one step.
-
-    Returns:
-        The report.
-
-    Source: figure 3 of Micikevicius and others, *Mixed Precision Training*, 2018 (https://arxiv.org/abs/1710.03740),
-    shows such a histogram of exponents for gradients of activations.
-    """
-    return PrecisionReport(counts)
 
 
 def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
@@ -298,7 +283,7 @@ def _rounded(counts: ExponentCounts) -> np.ndarray:
 
 
 def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three arrays: how many values of each variable vanish, are subnormal and overflow at a loss scale."""
+    """Return three arrays: how many of each variable's values vanish, are subnormal, and overflow at a loss scale."""
     at = counts.at(scale).counts
     vanished = at[:, column(LOWEST) : column(SUBNORMAL - 1)].sum(axis=1)
     halvings = math.log2(counts.scale) - math.log2(scale)
@@ -321,6 +306,6 @@ def _headroom(counts: ExponentCounts, row: np.ndarray, scale: float) -> int | No
 
 
 def _highest(row: np.ndarray) -> int | None:
-    """Return the highest exponent of the finite nonzero values, or None if there are no such values."""
+    """Return the highest exponent of the finite nonzero values. If there are no such values, return None."""
     exponents = np.flatnonzero(row[FINITE])
     return int(exponents[-1]) + LOWEST if exponents.size else None

@@ -18,7 +18,8 @@ LITTLE, LITTLE_OF_ONE = 0.01, 0.1
 _NAMED = 3
 _NOTE = (
     "* All values are in float16's range. If float16 computed them, values that vanished are among the zeros.\n"
-    "Zeros are a share of all values, the others of the values that are not zero. Headroom is in powers of two."
+    "Zeros are a percentage of all values. The other percentages refer to the values that are not zero. Headroom is in "
+    "powers of two."
 )
 
 
@@ -73,7 +74,7 @@ def about_the_variables(report: PrecisionReport) -> str:
 
 
 def whether_float16_fits(report: PrecisionReport) -> str:
-    """Return a sentence on whether the gradients fit in float16, without a loss scale or with the best one.
+    """Return a sentence on whether the gradients fit in float16, with no loss scale or with the best one.
 
     Args:
         report: a report on gradients that were computed in float32.
@@ -105,16 +106,17 @@ def whether_float16_fits(report: PrecisionReport) -> str:
     more = f" and {len(worst) - _NAMED} more" if len(worst) > _NAMED else ""
     return (
         f"Float16's range is too narrow: without a loss scale {bare} {values}, with the best loss scale, "
-        f"{power(best)}, {scaled}. Use bfloat16 or float32 for the variables with the largest share: {named}{more}."
+        f"{power(best)}, {scaled}. Use bfloat16 or float32 for the variables with the largest fraction "
+        f"outside the range: {named}{more}."
     )
 
 
 def table(report: PrecisionReport) -> Any:
     """Return an object that `rich.print` can print: the step, a summary, the table and a note about the table.
 
-    The table shows the share of values that vanish without a loss scale, at half the report's scale, at this scale and
-    at twice this scale. If the report's scale is 1, the table shows only the shares without a loss scale and at the
-    best scale.
+    The table shows which fraction of the values vanishes without a loss scale, at half the report's scale, at this
+    scale and at twice this scale. If the report's scale is 1, the table shows only the fractions without a loss scale
+    and at the best scale.
 
     Args:
         report: the report.
@@ -158,13 +160,13 @@ def power(scale: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent as text. Only a share of exactly 0 or 1 becomes 0% or 100%.
+    """Return a fraction as text, in percent. Only the fractions 0 and 1 become 0% and 100%.
 
     >>> percent(0.0), percent(1e-5), percent(0.25), percent(1 - 1e-9), percent(1.0)
     ('0%', '<0.1%', '25.0%', '>99.9%', '100%')
 
     Args:
-        share: a number from 0 to 1.
+        share: the fraction, a number from 0 to 1.
     """
     if share in (0, 1):
         return f"{share:.0%}"

@@ -14,7 +14,7 @@ from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import as_number, value_or_zero
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.precision.counts import ExponentCounts
-from tf_lossscale.precision.report import PrecisionReport, precision_report
+from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.wrapper.parts import Parts
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class Observable(Parts):
             raise ValueError(
                 "precision_report() needs a counted step, but this optimizer has counted none. Take a step first."
             )
-        return precision_report(counts)
+        return PrecisionReport(counts)
 
     def _last_counts(self) -> ExponentCounts | None:
         """Return the counts of the last step that counted gradients by exponent. If there is none, return None."""
