@@ -27,8 +27,8 @@ def cells() -> Iterator[dict[str, str]]:
 def measure(cell: dict[str, str], seconds: float, **rounds: int) -> dict[str, Any]:
     """Take the measurement that the `cell` dictionary describes. Return a copy of `cell` with the results added.
 
-    The results are the wall-clock time and the processor time of each optimizer's step, or the wall-clock time of each
-    first call, in milliseconds.
+    The results are the wall-clock time and the processor time of each optimizer's step, or the wall-clock time of the
+    first call to each step function, in milliseconds.
     """
     if cell["what"] == FIRST_CALL:
         return {**cell, "milliseconds": first_calls(cell["family"], cell["workload"])}

@@ -3,8 +3,8 @@
     python -m fuzz [--minutes 10] [--seed 1] [--only programs|libraries|faults]
 
 A program is a random sequence of training steps. Its results are compared with a NumPy model's results. If a program
-fails, it is shrunk and printed as a test case. If an injected fault reveals a bug, the command prints the function call
-that injects the fault again. The exit code is 1 if anything failed; otherwise it is 0.
+fails, it is shrunk and printed as a test case. If an injected fault reveals a bug, the command prints a function call
+that reproduces the fault. The exit code is 1 if anything failed; otherwise it is 0.
 """
 
 import argparse

@@ -185,7 +185,7 @@ def compare(original, run_original, program):
         program: a Program.
 
     Returns:
-        The number of steps after which the states agree, and the key in `ROWS` that describes the first difference.
+        The number of steps before the states first differ, and the key in `ROWS` that describes the first difference.
         The key is None if the states agree after all steps.
 
     Raises:

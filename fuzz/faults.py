@@ -44,7 +44,7 @@ def killed_while_saving(random, directory):
 
 
 def assert_whole(name, kind, directory, surely, what):
-    """Assert that saves 1 to `surely` exist and are intact, and that each later save is intact or unreadable."""
+    """Assert that the first `surely` saves exist and are intact, and that later saves are intact or unreadable."""
     numbers = saves.saved_numbers(kind, directory)
     assert set(range(1, surely + 1)) <= set(numbers), f"{what}: of {surely} saves there are {numbers}"
     for i in numbers:

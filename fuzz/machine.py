@@ -11,7 +11,7 @@ from tf_lossscale import LossScaleOptimizer
 
 
 def inner_optimizer(family, name, ema=None):
-    """Return an optimizer from a family. `name` is an update rule such as "adam". For `ema`, see `Program.ema`."""
+    """Return an optimizer. `name` is the name of an update rule, such as "adam". For `ema`, see `Program.ema`."""
     makers = family.optimizers
     averages = {} if ema is None else {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": ema or None}
     if family.name == "tf1":

@@ -132,7 +132,7 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return the rules as constructor arguments. Omit the arguments that other libraries do not support."""
+    """Return loss scale rules as constructor arguments. Omit the arguments that other libraries do not support."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
@@ -170,7 +170,7 @@ def _tuples(value):
 
 
 def main(name):
-    """Run the program on each line of stdin. For each program, print the states after all steps on one line."""
+    """Run the program in each line of stdin, and print the states after all of its steps on one line."""
     answers = os.fdopen(os.dup(1), "w")
     # Redirect the output of the libraries to stderr, because stdout must contain only the states.
     os.dup2(2, 1)

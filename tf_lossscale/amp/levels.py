@@ -63,10 +63,10 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     O2 and O3 set every layer; call `to_float` afterwards to change individual layers. O1 and auto skip layers that
     `to_float` has set. To undo a level, call `to_float(model, "float32")`; setting a different level is not enough.
 
-    Casts are added, so that layers of different dtypes can be combined. At O1 and auto, half-precision layers return
-    float32. At O2, normalization layers return half precision. At O2 and O3, the inputs of a model of a user-defined
-    class are cast to half precision, and the network returns half precision. `Model` and `WithLossCell` compute the
-    loss in float32.
+    Layers of different dtypes can be combined, because their inputs are cast. At O1 and auto, half-precision layers
+    return float32. At O2, normalization layers return half precision. At O2 and O3, the inputs of a model whose class
+    is user-defined are cast to half precision, and the network returns half precision. `Model` and `WithLossCell`
+    compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])

@@ -1,4 +1,4 @@
-"""Loss scale managers. A manager has a scale and an update rule. An update cell applies the same rule in graphs."""
+"""MindSpore's loss scale managers, which have a scale and update it; and update cells, which do the same in graphs."""
 
 from __future__ import annotations
 

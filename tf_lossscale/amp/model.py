@@ -62,7 +62,7 @@ class Model:
         metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys are the
             names of the metrics in the logs and in the result of `eval`. "loss" in a set has no effect, because `eval`
             always returns the loss.
-        amp_level: "O0", "O1", "O2", "O3" or "auto", see `auto_mixed_precision`. O0 leaves the layers as they are.
+        amp_level: "O0", "O1", "O2", "O3" or "auto"; see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager from this package, or None for no loss scale. By default, levels O2 and auto use a
             `DynamicLossScaleManager`, and the other levels use no loss scale.
         keep_batchnorm_fp32: whether normalization layers compute in float32 at levels O2 and O3. The default is True

@@ -49,7 +49,7 @@ class LossScaleManager(abc.ABC):
         return True
 
     def get_update_cell(self) -> Any:
-        """Return a function of (scale variable, overflow) that updates the scale in a graph.
+        """Return a function that takes the scale variable and an overflow flag, and updates the scale in a graph.
 
         If the result is None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
         """
@@ -60,7 +60,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether the manager's class overrides none of the methods that `_METHODS` names and `cls` defines."""
+        """Return whether the manager's class inherits all methods in `_METHODS` from `cls`, without overriding any."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 

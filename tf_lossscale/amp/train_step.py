@@ -1,4 +1,4 @@
-"""Training cells. Calling a cell takes one training step."""
+"""MindSpore's training cells: objects that take one training step when they are called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrainOneStepCell:
-    """One training step with a fixed scale, `sens`, that multiplies the loss and divides the gradients.
+    """One training step with a fixed scale: the loss is multiplied by `sens`, and the gradients are divided by it.
 
     The step runs as a tf.function, except in `strategy.run` and inside another tf.function.
 

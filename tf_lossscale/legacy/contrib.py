@@ -175,8 +175,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
     def as_loss_scale(self) -> state.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
 
-        The object is this manager itself. For an instance of a subclass, it is a separate object that calls the
-        instance's methods.
+        The result is this manager itself. If the manager is an instance of a subclass, the result is a separate object
+        that calls the manager's methods.
         """
         return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 

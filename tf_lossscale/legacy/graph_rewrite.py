@@ -105,8 +105,8 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _rewrite_graphs(enabled: bool) -> None:
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": enabled})
-    # A Session with its own ConfigProto ignores this option and reads a private TensorFlow flag. Set the flag
-    # directly, because the only public function that sets it also wraps an optimizer.
+    # A Session with its own ConfigProto ignores the `auto_mixed_precision` option and reads a private TensorFlow flag.
+    # Set the flag directly, because the only public function that sets it also wraps an optimizer.
     from tensorflow.python.training.experimental import mixed_precision_global_state as sessions
 
     if enabled and sessions.non_mixed_precision_session_created():

@@ -83,7 +83,7 @@ _compile = _Change("wrap_in_compile")
 
 
 def install() -> Installation:
-    """Restore the names for loss scaling of TensorFlow 1.13 to 2.15 in the modules where old code looks for them.
+    """Restore the loss scaling names of TensorFlow 1.13 to 2.15 in the modules where old code looks for them.
 
     Call the function before or after `import tensorflow`, once or repeatedly. It also has the effect of
     `wrap_in_compile`, and changes nothing else. `uninstall()` removes the names. The table in

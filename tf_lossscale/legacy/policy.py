@@ -55,7 +55,7 @@ class Policies:
             self.set_global_policy(policy)
 
     def set_global_policy(self, policy: Any) -> None:
-        """Set the global policy with the library's own function. Raise an error if it conflicts with the graph rewrite.
+        """Set the global policy with the library's own function, unless the policy conflicts with the graph rewrite.
 
         Args:
             policy: one of the library's policies, or its name.
@@ -96,7 +96,7 @@ class Policies:
         return policy.loss_scale
 
     def has_scale_without_float16(self) -> bool:
-        """Return whether the global policy has a loss scale although it is not "mixed_float16".
+        """Return whether the global policy has a loss scale, although the policy is not "mixed_float16".
 
         Under such a policy Keras's own `compile` wraps no optimizer.
         """

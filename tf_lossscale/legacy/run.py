@@ -156,7 +156,7 @@ def _look_first_in(folder: str) -> None:
 
 
 def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], bool]) -> int:
-    """Call the function that runs the program. Print an exception's traceback without this package's frames."""
+    """Run the program by calling `execute`. If it raises an exception, print the traceback without our own frames."""
     try:
         execute()
     except SystemExit:

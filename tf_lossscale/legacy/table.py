@@ -43,7 +43,7 @@ OURS = "ours"
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 LEGACY_MODULE = "tf_lossscale.legacy"
-#: For two kinds of old names, the classes of this package that accept the old arguments.
+#: For two kinds of old names, the classes in this package that accept the old arguments.
 FACES = {
     EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
     CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",
