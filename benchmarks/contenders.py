@@ -20,8 +20,8 @@ OURS_APPLY, OURS_MINIMIZE, THEIRS_MINIMIZE = f"{OURS}, apply", f"{OURS}, minimiz
 BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
-#: With `diagnose="exponents"`, some steps count the exponents of the gradients. `OURS_WAITING` is a step that does not
-#: count, and `OURS_COUNTING` is a step that does. `CHECK` is the overflow check alone, and `COUNT` is the counting
+#: With `diagnose="exponents"`, some steps count the exponents of the gradients. `OURS_WAITING` is a step that counts no
+#: exponents, and `OURS_COUNTING` is a step that counts them. `CHECK` is the overflow check alone, and `COUNT` is the counting
 #: alone.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
