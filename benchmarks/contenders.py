@@ -21,8 +21,8 @@ BARE_MINIMIZE = "bare, minimize"
 MINIMIZERS = (BARE_MINIMIZE, OURS_MINIMIZE, THEIRS_MINIMIZE)
 OURS_DIAGNOSED = f"{OURS}, diagnose"
 #: With `diagnose="exponents"`, some steps count the exponents of the gradients. `OURS_WAITING` is a step that counts no
-#: exponents, and `OURS_COUNTING` is a step that counts them. `CHECK` is the overflow check alone, and `COUNT` is the counting
-#: alone.
+#: exponents, and `OURS_COUNTING` is a step that counts them. `CHECK` is the overflow check alone, and `COUNT` is the
+#: counting alone.
 OURS_WAITING, OURS_COUNTING = "no step counted", "every step counted"
 CHECK, COUNT = "check", "count"
 OURS_COMPILED = f"{OURS}, jit_compile=True"
