@@ -257,7 +257,7 @@ def setting_a_hyperparameter(library):
         inner = adam(0.1)
         library.wrap(inner).beta_1 = 0.7
         reached.append(float(inner.beta_1) == pytest.approx(0.7))
-    return "yes" if all(reached) else "legacy ones only" if any(reached) else "no, without a word"
+    return "yes" if all(reached) else "legacy optimizers only" if any(reached) else "no, without a warning"
 
 
 def a_saved_model(library, folder):
