@@ -41,8 +41,8 @@ class Family(family.Family):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
             # The gradients are already summed over the replicas, but TensorFlow 1's optimizers sum them again. One
-            # replica therefore passes the sum, and the other replicas pass zeros. A scalar zero would not be enough: after
-            # `disable_v2_behavior`, its graph gives wrong results.
+            # replica therefore passes the sum, and the other replicas pass zeros. The zeros have the gradient's shape,
+            # because with a scalar zero the weights are not trained after `disable_v2_behavior`.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [
                 scaling.over_values(lambda values: tf.where(first, values, tf.zeros_like(values)), gradient)
