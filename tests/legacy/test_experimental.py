@@ -167,6 +167,16 @@ def test_a_loss_scale_is_used_as_the_tensor_that_it_became_in_2_4():
         _ = value.nonsense
 
 
+def test_a_loss_scale_is_compared_in_a_function():
+    value = scale()
+
+    @tf.function
+    def compared():
+        return value != 1024.0, value != 512.0, value == 1024.0, tf.constant(512.0) != value
+
+    assert [bool(each) for each in compared()] == [False, True, True, True]
+
+
 def test_a_loss_scale_is_fetched_in_a_session():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         value = scale()

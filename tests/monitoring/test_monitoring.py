@@ -21,11 +21,12 @@ def warnings(monkeypatch):
     return said
 
 
-def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, **kwargs):
+def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, steps_per_execution=1, **kwargs):
     keras = family.keras
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), initial_scale=64.0, **kwargs)
-    model.compile(optimizer, "mse", **({"jit_compile": jit_compile} if tf.executing_eagerly() else {}))
+    in_functions = {"jit_compile": jit_compile, "steps_per_execution": steps_per_execution}
+    model.compile(optimizer, "mse", **(in_functions if tf.executing_eagerly() else {}))
     y = np.zeros((len(x), 1), np.float32)
     history = model.fit(x, y, batch_size=1, epochs=epochs, verbose=verbose, shuffle=False, callbacks=callbacks)
     return history.history, optimizer
@@ -97,6 +98,18 @@ def test_with_a_frequency_each_batch_shows_the_last_reading(family):
     show = family.keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs.get("loss_scale")))
     fit(family, data(6, bad=[0, 3]), [LossScaleMonitor(update_freq=2), show])
     assert seen == [None, 32.0, 32.0, 16.0, 16.0, 16.0]
+
+
+@families
+def test_a_frequency_that_does_not_divide_the_steps_per_execution_is_rounded_up(family):
+    seen = []
+    show = family.keras.callbacks.LambdaCallback(
+        on_batch_end=lambda batch, logs: seen.append((batch, logs.get("loss_scale")))
+    )
+    fit(family, data(10, bad=[0, 4, 9]), [LossScaleMonitor(update_freq=3), show], epochs=2, steps_per_execution=2)
+    read = [scale for _, scale in seen]
+    assert [batch for batch, _ in seen] == 2 * [1, 3, 5, 7, 9], "Keras names the last batch of each execution"
+    assert read == [None, 32.0, 16.0, 16.0, 8.0, 8.0, 4.0, 2.0, 2.0, 1.0]
 
 
 @families

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+# Comparisons with other objects compare identities.
+_COMPARABLE = (numbers.Real, np.ndarray, tf.Tensor, tf.Variable)
+
 
 class TensorLike:
     """Base class of objects that can be called to get a tensor, or used like this tensor.
@@ -57,9 +60,11 @@ class TensorLike:
         return int(self())
 
     def __eq__(self, other: Any) -> Any:
-        if isinstance(other, (numbers.Real, np.ndarray, tf.Tensor, tf.Variable)):
-            return tf.convert_to_tensor(self()) == other
-        return NotImplemented
+        return tf.convert_to_tensor(self()) == other if isinstance(other, _COMPARABLE) else NotImplemented
+
+    def __ne__(self, other: Any) -> Any:
+        # By default, Python negates the result of `__eq__`, which fails for a tensor in a graph.
+        return tf.convert_to_tensor(self()) != other if isinstance(other, _COMPARABLE) else NotImplemented
 
     __hash__ = object.__hash__
 

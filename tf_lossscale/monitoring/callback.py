@@ -44,7 +44,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     Args:
         update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them also after every n
-            batches. Each reading waits until the steps in progress have finished.
+            batches. Each reading waits until the steps in progress have finished. With `steps_per_execution`, the
+            values are read after the execution that contains the n-th batch.
         log_dir: a folder to which the callback writes the same TensorBoard scalars as `write_summary`, at each reading.
             By default nothing is written. With `diagnose="exponents"`, the callback also writes the exponent counts of
             each newly counted step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
@@ -103,9 +104,14 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._read, self._tensors = {}, {}
         self._since = self._counts()
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        del epoch, logs
+        # The number of batches that this epoch has trained so far.
+        self._batches = 0
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         del epoch
-        self._look(logs if logs is not None else {})
+        self._update_logs(logs if logs is not None else {})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         del logs
@@ -114,12 +120,14 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs if logs is not None else {}
-        if (batch + 1) % self.update_freq == 0:
-            self._look(logs)
+        # With `steps_per_execution`, Keras calls this method only after the last batch of each execution.
+        if (batch + 1) // self.update_freq > self._batches // self.update_freq:
+            self._update_logs(logs)
+        self._batches = batch + 1
         # Between two readings, the progress bar shows the values of the last reading.
         logs.update(self._read)
 
-    def _look(self, logs: dict[str, Any]) -> None:
+    def _update_logs(self, logs: dict[str, Any]) -> None:
         optimizer = self._watched
         loss = logs.get("loss")
         self._read = {"loss_scale": self._value("loss_scale"), "skipped_steps": self._counts()[1]}
@@ -167,13 +175,13 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if steps - steps_before < WINDOW:
             return
         self._since = steps, skipped
-        share = (skipped - skipped_before) / (steps - steps_before)
-        if share > self.max_skipped and not self._warned:
+        fraction = (skipped - skipped_before) / (steps - steps_before)
+        if fraction > self.max_skipped and not self._warned:
             logging.warning(
                 "%.0f%% of the last %d steps were skipped, more than %g%%; the loss scale is %g. %s",
-                *(100 * share, steps - steps_before, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
+                *(100 * fraction, steps - steps_before, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
             )
-        self._warned = share > self.max_skipped
+        self._warned = fraction > self.max_skipped
 
     # tf_keras calls these three methods on every callback, even on one that is not derived from
     # `tf_keras.callbacks.Callback`.

@@ -59,7 +59,7 @@ def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
     axes[0].set_ylim(max(rows, 1) - 0.5, -0.5)
     of = f", variables of {escaped(common)}" if common else ""
     figure.suptitle(f"gradients in step {counts.step}{of}", fontsize=10)
-    colour_bar(figure, mesh, axes, "share of the variable's values")
+    colour_bar(figure, mesh, axes, "fraction of the variable's values")
     save(figure, out)
 
 
@@ -80,7 +80,7 @@ def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
         axis.set_ylabel(f"exponent {title}")
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.set_major_locator(optional.load("matplotlib.ticker", "plot").MaxNLocator(integer=True))
-    colour_bar(figure, mesh, axes, "share of all values")
+    colour_bar(figure, mesh, axes, "fraction of all values")
     save(figure, out)
 
 

@@ -159,18 +159,18 @@ def power(scale: float) -> str:
     return f"2**{exponent - 1}" if mantissa == 0.5 and exponent != 1 else f"{scale:g}"
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """Return a fraction as text, in percent. Only the fractions 0 and 1 become 0% and 100%.
 
     >>> percent(0.0), percent(1e-5), percent(0.25), percent(1 - 1e-9), percent(1.0)
     ('0%', '<0.1%', '25.0%', '>99.9%', '100%')
 
     Args:
-        share: the fraction, a number from 0 to 1.
+        fraction: the fraction, a number from 0 to 1.
     """
-    if share in (0, 1):
-        return f"{share:.0%}"
-    return "<0.1%" if share < 0.001 else ">99.9%" if share > 0.999 else f"{share:.1%}"
+    if fraction in (0, 1):
+        return f"{fraction:.0%}"
+    return "<0.1%" if fraction < 0.001 else ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
 
 
 def _outside(row: VariablePrecision) -> float:
