@@ -73,7 +73,7 @@ def plot(history: Sequence[Record], exponents: Sequence[ExponentCounts], path: p
     above.legend(loc="upper right")
     for axes in heat:
         exponent_plot.colour_bar(
-            figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "share of all values"
+            figure, exponent_plot.steps_on(axes, exponents), [above, below, axes], "fraction of all values"
         )
         axes.set_ylabel("exponent of the scaled gradients")
     [above, below, *heat][-1].set_xlabel("step")
