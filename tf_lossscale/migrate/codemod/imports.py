@@ -76,7 +76,7 @@ class ImportPlanner(Visitor):
     ) -> None:
         """Plan how to edit the import of an old name, or of a module that contains only old names.
 
-        `new` is the code of the new import, or None if there is none.
+        `new` is the code of the new import, or None if there is nothing to import instead.
         """
         is_gone = names.canonical(dotted).startswith(_GONE)
         uses, remain = self._uses(node, bound)

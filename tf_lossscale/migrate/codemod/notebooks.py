@@ -34,7 +34,7 @@ _LEFT = "lines of IPython syntax are not changed. Replace the old name in this l
 
 
 class _Cell(NamedTuple):
-    """A code cell: its source, and the JSON strings of the file that make up this source."""
+    """A code cell: its source, and the JSON strings in the notebook file that contain this source."""
 
     source: str
     parts: list[re.Match[str]]

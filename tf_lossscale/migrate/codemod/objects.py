@@ -42,8 +42,8 @@ class ObjectPlanner(Visitor):
         super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # Notices about code that fails if compile() created the optimizer. A key is the enclosing function and the
-        # source code of the optimizer. A value is the node to report and the reason why this node fails.
+        # Notices about code that fails if `compile` created the optimizer. A key is a pair of the enclosing function
+        # and the optimizer's source code. A value is a pair of the node to report and the reason why this node fails.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -114,7 +114,7 @@ class ObjectPlanner(Visitor):
             self._suspect(node, tested, "is no instance of this class")
 
     def _suspect(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Record a node that fails if compile() created the optimizer: one node for each function and optimizer."""
+        """Record that a node fails if `compile` created the optimizer. Record one node per function and optimizer."""
         if self._may_be_compiled(optimizer):
             place = self._module.enclosing(node, cst.FunctionDef), code(optimizer)
             self._suspected.setdefault(place, (node, what))
@@ -144,7 +144,7 @@ class ObjectPlanner(Visitor):
         return found
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file passes a wrapper to the function to which the parameter belongs."""
+        """Return whether a call in this file passes a wrapper to the function that has the parameter."""
         function = self._module.enclosing(parameter, cst.FunctionDef)
         uses = self._module.names.get(function.name.value, ()) if function else ()
         calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
@@ -176,7 +176,7 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _may_be_of_wrapper(self, attribute: cst.Attribute) -> bool:
-        """Return whether the object before `.loss_scale`, whose kind is unknown, may be a wrapper."""
+        """Return whether an object of unknown kind may be a wrapper, if the code reads its `loss_scale` attribute."""
         wraps, is_self = self._module.around.wraps, code(attribute.value) == "self"
         is_wrapped_elsewhere = self._module.imports_tensorflow if wraps is None else wraps
         if not self._module.uses_an_old_name and (is_self or not is_wrapped_elsewhere):

@@ -19,14 +19,13 @@ from tf_lossscale.migrate.codemod.resolve import Meaning
 _TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
 _PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
-# Where a module may be used as a value. Each row contains the type of the node around the module, a number of levels
-# to go up from this node, and a pattern. If the node at this level matches the pattern, the codemod can track the
-# module.
+# Ways to use a module as a value. Each row contains the type of the node around the module, the number of levels to go
+# up from this node, and a pattern. The codemod can track the module if the node at that level matches the pattern.
 _VALUES: Any = (
     (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
     (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
     (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
-    # The codemod can never track a module inside nodes of these types, so this pattern matches none of them.
+    # The codemod cannot track a module inside nodes of these types. The pattern `m.Pass()` matches no such node.
     ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),
 )
 _NOT_FOLLOWED = (

@@ -88,8 +88,8 @@ class PolicyPlanner(Visitor):
     def _inferred(self, node: cst.Call) -> None:
         """Replace policy names that told old versions to infer the dtype.
 
-        None means float32, and so does the name "infer" of TensorFlow 2.0. The dtype of "infer_float32_vars" depends
-        on the data, so this name is only reported.
+        The name None, and "infer" in TensorFlow 2.0, are replaced with "float32". "infer_float32_vars" is only
+        reported, because its dtype depends on the data.
         """
         first = node.args[0].value if node.args else cst.Name("float32")
         if code(first) == "None" or text(first) == "infer":
@@ -147,7 +147,7 @@ class PolicyPlanner(Visitor):
                     self._edits.replace_name(policy.func, f"{names.POLICIES}.{short}")
 
     def _never_wrap(self) -> None:
-        """Give `compile` the argument `auto_scale_loss=False`, which has the effect of the old `loss_scale=None`."""
+        """Add `auto_scale_loss=False`, the counterpart of the old `loss_scale=None`, to all calls to `compile`."""
         for call in self._module.compiled:
             if not any(a.star or (a.keyword and a.keyword.value == "auto_scale_loss") for a in call.args):
                 self._edits.rewrite_call(call, Written("", [*as_they_are(call), ("auto_scale_loss", "False")]))

@@ -77,7 +77,7 @@ def counts(reports: Iterable[FileReport]) -> dict[str, int]:
         reports: the results of all files.
 
     Returns:
-        The numbers under the keys `files`, `changed`, `unchanged`, `error`, `rewritten`, `todo` and `notice`.
+        A dict with the keys `files`, `changed`, `unchanged`, `error`, `rewritten`, `todo` and `notice`.
     """
     found = [key for report in reports for key in ("files", report.status, *(f.kind for f in report.findings))]
     return {key: found.count(key) for key in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)}

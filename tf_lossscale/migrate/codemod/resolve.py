@@ -63,9 +63,9 @@ class Resolver(Tree):
         super().__init__(module)
         self.around = around
         self._open: set[cst.CSTNode] = set()
-        # The values assigned to attributes. A key is the enclosing class and the source code of the attribute.
+        # The values assigned to attributes. A key is a pair of the enclosing class and the attribute's source code.
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
-        # The values assigned to names in the body of a class. A key is the class and `self.NAME`.
+        # The values assigned to names in class bodies. A key is a pair of the class and `self.NAME`.
         self._in_bodies: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
@@ -284,11 +284,11 @@ class Resolver(Tree):
         return [v for v in values if any(names.canonical(dotted) in names.EMPTIED for dotted in self.dotted(v))]
 
     def _class_of(self, value: cst.BaseExpression | None) -> list[cst.ClassDef]:
-        """Return the classes of this file that a call may instantiate."""
+        """Return the classes defined in this file that a call may instantiate."""
         return self._definitions(value.func) if isinstance(value, cst.Call) else []
 
     def returned(self, function: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the expressions that a function of this file, or a method called as `self.method`, may return."""
+        """Return the expressions that a function defined in this file, or a method called as `self.method`, may return."""
         nodes: list[object] = []
         owner = self.enclosing(function, cst.ClassDef)
         if isinstance(function, cst.Name):
