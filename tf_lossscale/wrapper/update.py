@@ -88,8 +88,8 @@ class Update(step.Update):
     def _as_they_arrived(self) -> list[Any]:
         """Return this replica's scaled gradients, before they are summed over the replicas.
 
-        For an unscaled gradient, return the scaled gradient that it was computed from. If the caller has changed the
-        unscaled gradient, multiply it by the scale instead.
+        For an unscaled gradient, return the scaled gradient from which it was computed. If the caller has changed the
+        unscaled gradient, return the changed gradient, multiplied by the scale.
         """
         if self._scaled:
             return self._gradients

@@ -288,7 +288,7 @@ class Resolver(Tree):
         return self._definitions(value.func) if isinstance(value, cst.Call) else []
 
     def returned(self, function: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return the expressions that a function defined in this file, or a method called as `self.method`, may return."""
+        """Return what a function defined in this file, or a method called as `self.method`, may return."""
         nodes: list[object] = []
         owner = self.enclosing(function, cst.ClassDef)
         if isinstance(function, cst.Name):
