@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
 
     Args:
-        argv: the command-line arguments without the program's name; None for `sys.argv[1:]`.
+        argv: the command-line arguments without the program's name, or None for `sys.argv[1:]`.
 
     Returns:
         The exit code of the subcommand, which is 0 on success; 2 for bad arguments or files; 130 after Ctrl-C.

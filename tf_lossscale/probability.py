@@ -61,7 +61,7 @@ def minimize(
         convergence_criterion: an instance of a class in `tfp.optimizer.convergence_criteria`. It gets unscaled values.
         batch_convergence_reduce_fn: a function that decides whether to stop. It takes a bool tensor with one element
             for each element of the loss, and returns a bool scalar.
-        trainable_variables: the variables to train; None for every variable that the loss uses.
+        trainable_variables: the variables to train, or None for every variable that the loss uses.
         trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
             the function's result to the trace.
         return_full_length_trace: whether the trace has `num_steps` entries even if the criterion stops the loop early.
@@ -138,10 +138,10 @@ def fit_surrogate_posterior(
         convergence_criterion: an instance of a class in `tfp.optimizer.convergence_criteria`. It gets unscaled values.
         trace_fn: a function that takes a `tfp.math.MinimizeTraceableQuantities` with unscaled values. Each step adds
             the function's result to the trace.
-        discrepancy_fn: an f-divergence; None for `tfp.vi.kl_reverse`.
+        discrepancy_fn: an f-divergence, or None for `tfp.vi.kl_reverse`.
         sample_size: the number of samples drawn from the posterior in each step.
         importance_sample_size: the number of terms of an importance-weighted divergence.
-        trainable_variables: the variables to train; None for every variable that the loss uses.
+        trainable_variables: the variables to train, or None for every variable that the loss uses.
         jit_compile: whether XLA compiles the loop.
         seed: any seed that `tfp.random.sanitize_seed` accepts.
         name: a name for the operations.

@@ -20,7 +20,7 @@ TensorLike: TypeAlias = "Scalar | np.ndarray[Any, Any] | Sequence[TensorLike]"
 #: A dtype: its name, or a TensorFlow or NumPy dtype object.
 DType: TypeAlias = "str | tf.DType | np.dtype[Any] | type[np.generic]"
 
-#: The gradient of one variable; None if the loss does not depend on the variable.
+#: The gradient of one variable, or None if the loss does not depend on the variable.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 #: The gradients that `tape.gradient(loss, sources)` returns, in the structure of `sources`.

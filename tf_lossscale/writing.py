@@ -25,7 +25,7 @@ def whole_file(path: pathlib.Path, mode: int | None = None) -> Iterator[pathlib.
 
     Args:
         path: the file to write.
-        mode: the permissions with which the temporary file is created; None if the caller creates the temporary file.
+        mode: the permissions with which the temporary file is created, or None if the caller creates the file.
 
     Yields:
         The path of the temporary file, which has the same suffix as `path`. After an error, the temporary file is

@@ -68,7 +68,7 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
     Args:
         dtype: the dtype to cast to. If it is None, nothing is cast.
         values: a tensor, or a nested structure of tensors and other objects.
-        dtypes: the dtypes to cast from; None for all floating-point dtypes.
+        dtypes: the dtypes to cast from, or None for all floating-point dtypes.
 
     Returns:
         The structure with its floating-point tensors cast. Integer tensors, variables and other objects do not change.

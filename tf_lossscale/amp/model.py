@@ -56,7 +56,7 @@ class Model:
 
     Args:
         network: a Keras model (Keras 3 or tf_keras), or a `TrainOneStepCell` or `TrainOneStepWithLossScaleCell`.
-        loss_fn: a loss as in `compile(loss=...)`; None for a network that is only used for prediction.
+        loss_fn: a loss as in `compile(loss=...)`, or None for a network that is only used for prediction.
         optimizer: an optimizer object or name, as in `compile(optimizer=...)`. If a loss scale is used, the optimizer
             is wrapped in a `LossScaleOptimizer`.
         metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys are the

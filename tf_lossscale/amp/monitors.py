@@ -53,7 +53,7 @@ class LossMonitor:
 
         Args:
             keras: the `keras` or `tf_keras` module.
-            optimizer: the optimizer to report on; None for the model's optimizer.
+            optimizer: the optimizer to report on, or None for the model's optimizer.
             step_loss: a `StepLoss` that provides the loss. If it is None, the loss is read from Keras's logs, which
                 contain the mean over the epoch so far.
 

@@ -41,7 +41,7 @@ class Update(abc.ABC):
     aggregate = True
     #: Whether the step calls `observe` to record which gradients were not finite.
     observes = False
-    #: What XLA needs to compile the step; None if the step is not compiled.
+    #: What XLA needs to compile the step, or None if the step is not compiled.
     to_compile: compiled_steps.StepToCompile | None = None
 
     def count_exponents(self) -> list[tf.Operation]:

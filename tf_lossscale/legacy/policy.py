@@ -184,7 +184,7 @@ def _policy_class(library: Any) -> Any:
 
         @property
         def loss_scale(self) -> Any:
-            """The policy's LossScale; None if the policy has no loss scale."""
+            """The policy's LossScale, or None if the policy has no loss scale."""
             self._loss_scale = loss_scale_lib.get(self._loss_scale)
             return self._loss_scale
 

@@ -51,7 +51,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             each newly counted step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
         max_skipped: the fraction of skipped steps above which the callback warns. A reading checks the fraction if at
             least 50 steps have been taken since the previous check.
-        optimizer: the optimizer whose loss scale is shown; None for the model's optimizer.
+        optimizer: the optimizer whose loss scale is shown, or None for the model's optimizer.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -26,7 +26,7 @@ def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
 
     Args:
         counts: the exponent counts of one step.
-        step: the step to show in TensorBoard, an int; None for `counts.step`.
+        step: the step to show in TensorBoard, an int, or None for `counts.step`.
     """
     for name, row in zip(counts.names, counts.counts[:, FINITE]):
         seen = np.flatnonzero(row)

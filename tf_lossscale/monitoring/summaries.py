@@ -31,7 +31,7 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
 
     Args:
         optimizer: the optimizer whose loss scale is written.
-        step: an int or an int64 scalar tensor; None for the step set with `tf.summary.experimental.set_step`.
+        step: an int or an int64 scalar tensor, or None for the step set with `tf.summary.experimental.set_step`.
         loss: the unscaled loss, a floating-point scalar. If it is None, no loss is written.
 
     Raises:

@@ -217,7 +217,7 @@ class PrecisionReport:
 
         Args:
             folder: the folder of the run. It is created if it does not exist.
-            step: the number of the step in the run; None for `report.step`, which starts from 1 again after an
+            step: the number of the step in the run, or None for `report.step`, which starts from 1 again after an
                 optimizer is loaded from a file.
 
         Raises:

@@ -24,9 +24,9 @@ def loss_scale(
 
     Args:
         dynamic: whether the scale changes during training.
-        initial_scale: a finite number above 0; None for the default.
-        growth_steps: the number of finite steps in a row after which the scale grows; None for the default.
-        skip_nonfinite: whether a step with a non-finite gradient is skipped; None for the default.
+        initial_scale: a finite number above 0, or None for the default.
+        growth_steps: the number of finite steps in a row after which the scale grows, or None for the default.
+        skip_nonfinite: whether a step with a non-finite gradient is skipped, or None for the default.
         manager: None, or an object whose `as_loss_scale` method returns the loss scale. If a manager is passed, all
             other arguments must have their defaults.
         **rules: the other fields of `Rules`, such as `growth_factor`.

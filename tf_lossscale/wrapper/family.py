@@ -194,7 +194,7 @@ class Family(abc.ABC):
     delegated: tuple[str, ...] = options_lib.CLIPS
     #: Keyword arguments of the wrapper's constructor that are set as attributes of the inner optimizer.
     options: tuple[str, ...] = options_lib.CLIPS
-    #: The attribute of the optimizer that the constructor argument `name` sets; None if `name` is not accepted.
+    #: The attribute of the optimizer that the constructor argument `name` sets, or None if `name` is not accepted.
     name_attribute: str | None = None
 
     def hyperparameter_names(self) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ class Family(abc.ABC):
 
     # Restoring, for `migrate`. ----------------------------------------------------------------------------------
 
-    #: The library's module that contains its optimizer classes; None if `migrate` does not support this family.
+    #: The library's module that contains its optimizer classes, or None if `migrate` does not support this family.
     optimizers: Any = None
     #: The name by which users import the library's optimizer module, for example "tf.keras.optimizers".
     optimizers_name = ""

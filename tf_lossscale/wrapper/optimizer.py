@@ -654,7 +654,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
-        """The number of finite steps since the scale last changed, an int64 variable; None if the scale is fixed."""
+        """The number of finite steps since the scale last changed, an int64 variable, or None if the scale is fixed."""
         return self._loss_scale.good_steps if self.dynamic else None
 
     @property
@@ -663,23 +663,25 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return self._loss_scale.initial_scale
 
     dynamic_growth_steps: int | None = setting(
-        "growth_steps", "The number of finite steps in a row after which the scale grows; None if the scale is fixed."
+        "growth_steps",
+        "The number of finite steps in a row after which the scale grows, or None if the scale is fixed.",
     )
     growth_factor: float | None = setting(
-        "growth_factor", "The factor by which the scale grows; None if the scale is fixed."
+        "growth_factor", "The factor by which the scale grows, or None if the scale is fixed."
     )
     backoff_factor: float | None = setting(
-        "backoff_factor", "The factor by which the scale is multiplied after an overflow; None if the scale is fixed."
+        "backoff_factor",
+        "The factor by which the scale is multiplied after an overflow, or None if the scale is fixed.",
     )
     hysteresis: int | None = setting(
-        "hysteresis", "The number of overflows after which the scale is lowered; None if the scale is fixed."
+        "hysteresis", "The number of overflows after which the scale is lowered, or None if the scale is fixed."
     )
     min_scale: float | None = setting(
-        "min_scale", "The value below which the scale is never lowered; None if the scale is fixed."
+        "min_scale", "The value below which the scale is never lowered, or None if the scale is fixed."
     )
     max_scale: float | None = setting(
         "max_scale",
-        "The value above which the scale never grows; None for float32's maximum, or if the scale is fixed.",
+        "The value above which the scale never grows. None means float32's maximum, or that the scale is fixed.",
     )
 
     def change_rules(self, **rules: Scalar | None) -> None:

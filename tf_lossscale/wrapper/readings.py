@@ -106,7 +106,7 @@ class Observable(Parts):
 
     @property
     def gradient_norm(self) -> tf.Variable | None:
-        """The global norm of the last step's unscaled gradients, a float32 variable; None without `diagnose=True`.
+        """The global norm of the last step's unscaled gradients, a float32 variable, or None without `diagnose=True`.
 
         The gradients are summed over the replicas, and the inner optimizer has not clipped them yet. The norm is
         infinite or NaN if the step was skipped.

@@ -65,9 +65,9 @@ class Optimizer:
     path: str
     #: The optimizer's library: "keras3", "tf_keras", "tf_keras_legacy" (including TensorFlow 2.0 to 2.10) or "tf1".
     family: str
-    #: The name of the class, for example "Adam"; None if unknown.
+    #: The name of the class, for example "Adam", or None if unknown.
     name: str | None
-    #: The class name of the wrapper around the optimizer; None if it was not wrapped.
+    #: The class name of the wrapper around the optimizer, or None if it was not wrapped.
     wrapper: str | None
     iterations: int | None = None
     scale: float | None = None

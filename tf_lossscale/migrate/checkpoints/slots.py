@@ -95,7 +95,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
         of_tf1: whether the optimizer is of `tf.compat.v1.train`, which has no AdamW and no Adamax.
 
     Returns:
-        A key of `ATTRIBUTES`; None if the class is unknown.
+        A key of `ATTRIBUTES`, or None if the class is unknown.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -120,7 +120,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
         names: the optimizer's own name, or parts of this name.
 
     Returns:
-        A key of `ATTRIBUTES`; None if the class is unknown.
+        A key of `ATTRIBUTES`, or None if the class is unknown.
     """
     if "momentum_cache" in others:
         return "Nadam"
@@ -214,7 +214,7 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
         betas: the optimizer's `beta1` and `beta2`.
 
     Returns:
-        The number of steps; None if it cannot be computed from either power.
+        The number of steps, or None if it cannot be computed from either power.
     """
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
         if power is not None and 1e-35 < power < 1.0 and 0.0 < beta < 1.0:

@@ -1,8 +1,8 @@
-"""The codemod. It rewrites source code that uses old names of TensorFlow and Keras, and reports each of these uses.
+"""The codemod. It rewrites source code that uses old names from TensorFlow and Keras, and reports each of these uses.
 
 These modules handle many files:
 
-- `command` is the command line, `files` finds and writes the files, and `report` contains the results.
+- `command` implements the command line, `files` finds and writes the files, and `report` contains the results.
 - `bindings` reads the names that a file defines, and `project` finds the files that use or re-export old names.
 - `notebooks` converts notebooks to modules, and `repositories` finds the files that Git could not restore.
 

@@ -66,7 +66,10 @@ class Bindings(ast.NodeVisitor):
     visit_AnnAssign = visit_Assign
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        """Bind the name of a function or class. If a function returns an object that it imports, also bind `name()`."""
+        """Bind the name of a function or class.
+
+        If a function returns an object that it imports, also store the object under the key "name()".
+        """
         self._bind(node.name, [UNKNOWN])
         local, inside = Bindings(), list(ast.walk(node)) if isinstance(node, ast.FunctionDef) else []
         for statement in inside:

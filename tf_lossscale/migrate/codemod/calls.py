@@ -60,7 +60,7 @@ class Calls(Resolver):
 
         Args:
             call: a call to one of the classes in `names.WRAPPERS`.
-            meaning: the resolved meaning of the called function.
+            meaning: the old names that the called function may refer to.
 
         Raises:
             Unprovable: no new form of the call is provably equivalent.
@@ -120,8 +120,8 @@ class Calls(Resolver):
     def _is_certainly_stable(self, call: cst.Call) -> bool:
         stars = {argument.star for argument in call.args} - {""}
         if stars:
-            # A program that supports both classes may unpack a dict of arguments that depends on the version of
-            # TensorFlow. The codemod assumes that only the newer class is called with `**`.
+            # A program that supports both the old and the new LossScaleOptimizer may unpack a dict of arguments that
+            # depends on the version of TensorFlow. The codemod assumes that only the new class is called with `**`.
             return stars == {"**"} and _argument(call, 1, "dynamic") is None
         second = _argument(call, 1, "dynamic")
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
@@ -201,7 +201,10 @@ class Calls(Resolver):
         return "Suspected because another file calls compile()." if self.around.compiles else None
 
     def kinds(self, expression: cst.BaseExpression) -> set[str]:
-        """Return the kinds of objects that an expression may evaluate to: constants of this module, or UNKNOWN."""
+        """Return the kinds of objects that an expression may evaluate to.
+
+        Each kind is one of this module's constants or UNKNOWN.
+        """
         if isinstance(expression, (cst.Name, cst.Attribute)) and self._is_guarded(expression):
             return {WRAPPER}
         if isinstance(expression, cst.IfExp):
@@ -281,9 +284,9 @@ class Calls(Resolver):
         return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
 
     def _tested(self, expression: cst.BaseExpression) -> Iterator[list[cst.BaseExpression]]:
-        """Yield the classes in each test `isinstance(expression, ...)` of the `if` statements around an expression.
+        """Yield the classes in each `isinstance(expression, ...)` check in the `if` statements around an expression.
 
-        For each test `callable(expression)`, yield an empty list.
+        For each `callable(expression)` check, yield an empty list.
         """
         asked = m.Call(
             m.Name("isinstance") | m.Name("callable"), [m.Arg(m.MatchIfTrue(expression.deep_equals)), m.ZeroOrMore()]

@@ -1,4 +1,4 @@
-"""The `migrate` subcommand of the command line."""
+"""The `migrate` subcommand of the command-line tool."""
 
 from __future__ import annotations
 

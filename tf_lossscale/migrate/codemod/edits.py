@@ -1,4 +1,4 @@
-"""Stores the planned edits of one file.
+"""Stores the edits planned for one file.
 
 All edits are planned before the first is applied, because an import can be removed only if no use of it remains.
 """
@@ -18,12 +18,12 @@ MARK = "# TODO(tf-lossscale):"
 
 #: A function that returns the edited form of an expression inside a replaced node.
 Now = Callable[[cst.BaseExpression], cst.BaseExpression]
-#: A function that creates the replacement of a node after the nodes inside it have been edited.
+#: A function that creates the replacement for a node after the nodes inside it have been edited.
 Make = Callable[[cst.CSTNode, Now], cst.CSTNode]
 
 
 class Edits:
-    """The planned edits of one file.
+    """The edits planned for one file.
 
     Args:
         module: the analysis of the file.
@@ -116,7 +116,7 @@ class Edits:
         self._report(statement, report.REWRITTEN, new=new.partition(" as ")[0] if new else "(removed)")
 
     def notice(self, node: cst.CSTNode, reason: str) -> None:
-        """Leave a node unchanged, and add a notice to the report without a comment in the file."""
+        """Leave a node unchanged, and add a notice to the report, but no comment to the file."""
         self._report(node, report.NOTICE, reason=reason)
 
     def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Plans the edits of import statements, once it is known which imported names are still used."""
+"""Plans the edits to import statements once it is known which imported names are still used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GONE = (f"{_MIXED_PRECISION}.experimental.", "tensorflow.contrib.mixed_precisio
 
 
 class ImportPlanner(Visitor):
-    """Plans the edits of a module's imports, after the uses of the imported names have been edited."""
+    """Plans the edits to a module's imports after the uses of the imported names have been edited."""
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
         module = module_of(node)

@@ -85,7 +85,7 @@ STATE = {
 # The old name of the `run` method of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
 
-# While a notebook is being rewritten, a name with this prefix replaces each line of IPython's own syntax.
+# While a notebook is being rewritten, a name with this prefix replaces each line that is valid only in IPython.
 IPYTHON = "_tf_lossscale_line_"
 
 # Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
@@ -94,10 +94,10 @@ GONE_HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_s
 # Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
 HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
-# Substrings that most old names contain.
+# Most old names contain one of these substrings.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# The text search selects a file for parsing if it contains one of these words, or an old name without any of the
-# substrings `_PARTS`. `TODO(tf-lossscale)` marks comments that an earlier run of the codemod added.
+# The text search selects a file for parsing if it contains one of these words. An old name that contains none of
+# `_PARTS` is one of the words itself. `TODO(tf-lossscale)` marks comments that an earlier run of the codemod added.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
@@ -105,7 +105,8 @@ _WORDS = (
     b"should_cast_variables",
     OLD_RUN.encode(),
     b"TODO(tf-lossscale)",
-    # A UTF-16 file contains null bytes and none of the other words. It is selected so that the parser reports an error.
+    # In a UTF-16 file, the search finds none of the names, but it finds null bytes. The file is selected, so that the
+    # parser reports an error.
     b"\0",
 )
 _COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")
@@ -191,7 +192,7 @@ def canonical(dotted: str) -> str:
         dotted: a qualified name that begins with the real name of the module.
 
     Returns:
-        The canonical name. A name of another library is returned unchanged.
+        The canonical name. A name from another library is returned unchanged.
     """
     for old, new in _ROOTS:
         if f"{dotted}.".startswith(old):

@@ -1,7 +1,7 @@
 """Joins the code cells of a notebook into one module, and puts the rewritten cells back into the file.
 
-In the module, a comment marks the start of each cell, and a placeholder name stands for each line of IPython's own
-syntax. The bytes of the file outside rewritten cells do not change.
+In the module, a comment marks the start of each cell, and each line that is valid only in IPython, such as a magic, is
+replaced with a placeholder name. The bytes of the file outside rewritten cells do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
 _NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
-# Matches lines of IPython's own syntax: `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
+# Matches lines that are valid only in IPython: `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
 _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics, such as `%%time`, that are followed by Python code.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
@@ -34,7 +34,7 @@ _LEFT = "lines of IPython syntax are not changed. Replace the old name in this l
 
 
 class _Cell(NamedTuple):
-    """A code cell: its source, and the JSON strings in the notebook file that contain this source."""
+    """A code cell: its source, and the JSON strings in the notebook file that make up this source."""
 
     source: str
     parts: list[re.Match[str]]
@@ -57,7 +57,7 @@ class Notebook:
         content: the content of the file.
 
     Raises:
-        ValueError: the file is not a notebook of nbformat 3 or 4, or a cell with an old name does not parse.
+        ValueError: the file is not a notebook in nbformat 3 or 4, or a cell that contains an old name does not parse.
     """
 
     def __init__(self, content: bytes):
@@ -113,7 +113,7 @@ class Notebook:
             source: the joined module of this notebook after the rewrite.
 
         Returns:
-            The new bytes of the file. Unchanged cells, and everything between cells, keep their bytes.
+            The new bytes of the file. Unchanged cells, and everything between cells, are preserved byte for byte.
 
         Raises:
             ValueError: the rewritten source cannot be split into the same cells.
@@ -137,11 +137,14 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines of IPython's own syntax. If an imported name is one of these words, its import is kept."""
+        """The words in lines that are valid only in IPython.
+
+        If an imported name is one of these words, its import is kept.
+        """
         return {word for text in self._kept for word in _WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
-        """Yield a notice for each line of IPython's own syntax that contains an old name.
+        """Yield a notice for each line that is valid only in IPython and contains an old name.
 
         The line numbers in the notices refer to the joined module.
         """
@@ -164,7 +167,7 @@ class Notebook:
 
 
 def _cells(text: str) -> Iterator[_Cell]:
-    """Yield the code cells of a notebook in order. A notebook of nbformat 3 has its cells in worksheets."""
+    """Yield the code cells of a notebook in order. In nbformat 3, the cells are grouped in worksheets."""
     strings = list(_STRING.finditer(text))
     # The JSON parser loses the positions of strings. Before parsing, each string is therefore replaced by its index.
     numbers = itertools.count()
@@ -184,7 +187,7 @@ def _cells(text: str) -> Iterator[_Cell]:
 
 
 def _encoded(source: str, cell: _Cell, text: str) -> str:
-    """Return a cell's new source as JSON, in the layout of the old JSON. Unchanged lines keep their bytes."""
+    """Return a cell's new source as JSON, in the layout of the old JSON, with the same bytes for unchanged lines."""
     first, last = cell.parts[0], cell.parts[-1]
     only_ascii = text[first.start() : last.end()].isascii()
     if not cell.is_list:

@@ -36,14 +36,14 @@ _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
 class ObjectPlanner(Visitor):
-    """Plans the edits of wrappers' attributes in one module."""
+    """Plans the edits to code that uses wrappers' attributes, in one module."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # Notices about code that fails if `compile` created the optimizer. A key is a pair of the enclosing function
-        # and the optimizer's source code. A value is a pair of the node to report and the reason why this node fails.
+        # Notices about code that fails if `compile` created the optimizer. A key consists of the enclosing function and
+        # the optimizer's source code. A value consists of the node to report and the reason why its code fails.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -63,11 +63,11 @@ class ObjectPlanner(Visitor):
                 self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
-        """Return why compile() may have created the optimizer; None if the project compiles only wrapped optimizers."""
+        """Return why `compile` may have created the optimizer, or None if it only ever gets wrapped optimizers."""
         compiled = self._module.compiled
         bare = [call for call in compiled if self._module.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         train_step = methods(self._module.enclosing(node, cst.ClassDef)).get("train_step")
-        # The method `train_step` of a Keras model has the parameters self and data.
+        # A Keras model's `train_step` method has no parameters other than self and data.
         if not bare and train_step and len(train_step.params.params) == 2:
             return "Suspected because this class is a Keras model."
         only_wrapped = compiled and not bare and not self._module.around.compiles
@@ -114,7 +114,10 @@ class ObjectPlanner(Visitor):
             self._suspect(node, tested, "is no instance of this class")
 
     def _suspect(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Record that a node fails if `compile` created the optimizer. Record one node per function and optimizer."""
+        """Record a node whose code fails if `compile` created the optimizer.
+
+        Only one node is recorded per function and optimizer.
+        """
         if self._may_be_compiled(optimizer):
             place = self._module.enclosing(node, cst.FunctionDef), code(optimizer)
             self._suspected.setdefault(place, (node, what))
@@ -128,8 +131,8 @@ class ObjectPlanner(Visitor):
             reaching = [getattr(a, "node", None) for a in self._module.reaching(expression)]
             parameters = [node for node in reaching if isinstance(node, cst.Param)]
             if parameters:
-                # A Keras model's methods normally read self.optimizer. If a method takes an optimizer as an argument,
-                # the program has probably created the optimizer itself, unless this file calls compile().
+                # A Keras model's methods normally read self.optimizer. If a method takes an optimizer as an argument
+                # and this file does not call `compile`, the program has probably created the optimizer itself.
                 is_possible = self._module.compiled or self._module.enclosing(expression, cst.ClassDef) is None
                 is_own = expression.value == "self" or any(map(self._is_given_a_wrapper, parameters))
                 return bool(is_possible) and self._module.uses_old_api and not is_own

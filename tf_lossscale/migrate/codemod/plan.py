@@ -15,7 +15,8 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN
 from tf_lossscale.migrate.codemod.edits import Now, Visitor, with_parentheses_of
 from tf_lossscale.migrate.codemod.resolve import Meaning
 
-# In a test, annotation or assignment, the name of a class may be nested in nodes of these types, at any depth.
+# In an `isinstance` check, annotation or assignment, the name of a class may be nested in nodes of these types, at any
+# depth.
 _TRANSPARENT = (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp, cst.List, cst.Subscript, cst.Tuple)
 _PARTS = (cst.Arg, cst.ComparisonTarget, cst.Element, cst.Index, cst.SubscriptElement)
 
@@ -35,13 +36,13 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-# A name with these two roles means different classes in different versions of TensorFlow.
+# A name that the table lists with both of these roles refers to different classes in different versions of TensorFlow.
 _OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
 
 
 class Planner(Visitor):
-    """Plans the edits of all uses of old names in one module."""
+    """Plans the edits to all uses of old names in one module."""
 
     # Calls. -----------------------------------------------------------------------------------------------------
 
@@ -213,7 +214,10 @@ class Planner(Visitor):
         return new.pop() if len(new) == 1 else None
 
     def _is_only_tested(self, node: cst.BaseExpression) -> bool:
-        """Return whether a class is used only in a test or annotation. Otherwise it may be called or subclassed."""
+        """Return whether a class is used only in an `isinstance` check or an annotation.
+
+        Otherwise it may be called or subclassed.
+        """
         inner: cst.CSTNode = node
         for outer in self._module.ancestors(node):
             if isinstance(outer, (cst.Annotation, cst.Comparison, cst.Attribute, cst.MatchClass)):
@@ -293,7 +297,7 @@ class Planner(Visitor):
         return True
 
     def _out_of_sight(self, node: cst.BaseExpression) -> None:
-        """Report a use of a removed module as a value if the codemod cannot track the value."""
+        """If a removed module is used as a value that the codemod cannot track, report it."""
         if not {names.canonical(dotted) for dotted in self._module.dotted(node)} & table.MODULES.keys():
             return
         outer = self._module.parents[node]

@@ -21,7 +21,7 @@ _RELATIVE = re.compile(rb"from[ \t]+\.")
 _COMPILE = re.compile(rb"(?<!\bre)(?<!regex)\.compile\(")
 _CALLED = re.compile(rb"\.loss_scale\(\)")
 _WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
-# Represents relative imports in the set of the words in a file's import statements.
+# Stands for a relative import in the set of words that occur in a file's import statements.
 _DOT = b"."
 # The maximum number of times that a file in an import cycle is read. A few times usually suffice. The limit is needed
 # because a statement like `mp = other.mp.experimental` in a cycle adds a longer name every time.
@@ -38,7 +38,7 @@ class Around(NamedTuple):
     If there are no other files, `wraps` and `compiles` are None.
     """
 
-    #: The old names that the file can import from other files. The keys are modules, as the file names them in its
+    #: The old names that the file can import from other files. The keys are module names, spelled as in the file's
     #: imports.
     known: Mapping[str, Exports] = {}
     #: The names that other files import from this file, including "*" if they may use any of its names.
@@ -49,7 +49,9 @@ class Around(NamedTuple):
     compiles: bool | None = None
 
     def expanded(self, dotted: str) -> set[str]:
-        """Return the names that a dotted name stands for if a module of the project re-exports it.
+        """Return the original names behind a dotted name.
+
+        If no module of the project re-exports the name, return it unchanged.
 
         >>> Around({"compat": {"mp": ["keras.mixed_precision"]}}).expanded("compat.mp.Policy")
         {'keras.mixed_precision.Policy'}
@@ -126,7 +128,9 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the names that files export. Then read the files that they import or that import old names from them.
+        """Read the names that the given files export.
+
+        Then continue with the files that these files import, and with the files that import old names from them.
 
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
@@ -193,7 +197,7 @@ class Project:
         for other in self._importers(path):
             for _, provider, wanted in self._imported(other):
                 if provider == path:
-                    # A file that imports the module as an object may use any of its attributes.
+                    # A file that imports the module itself, rather than names from it, may use any of its attributes.
                     requested.update(wanted or {"*"})
         around = Around(self._known(path), frozenset(requested))
         if len(self._words) == 1:
@@ -209,7 +213,7 @@ class Project:
                 yield other
 
     def _find(self, path: str, module: str) -> str | None:
-        """Return the file of a module that the file at `path` imports; None if the module is not in the project."""
+        """Return the file of a module that the file at `path` imports, or None if the module is not in the project."""
         if not module.startswith("."):
             return self._find_absolute(path, module)
         rest = module.lstrip(".")

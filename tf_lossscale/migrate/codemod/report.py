@@ -52,7 +52,7 @@ class FileReport:
 
     @property
     def diff(self) -> str:
-        """The change as a unified diff; empty if the file did not change."""
+        """The change as a unified diff, or an empty string if the file did not change."""
         shown = self.path.replace(os.sep, "/").lstrip("/")
         lines = difflib.unified_diff(_lines(self.old), _lines(self.new), f"a/{shown}", f"b/{shown}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -38,16 +38,16 @@ _OPTIONAL = m.BinaryOperation(_CLASS, m.BitOr(), m.Name("None")) | m.Subscript(
 
 
 class Meaning(NamedTuple):
-    """The possible meanings of an expression."""
+    """The old names that an expression may refer to."""
 
     # Pairs of a dotted name and its entry in the table of old names.
     old: tuple[tuple[str, table.Old], ...]
-    # False if the expression may also mean something that is not an old name.
+    # False if the expression may also refer to something other than an old name.
     sure: bool
 
     @property
     def roles(self) -> set[str]:
-        """The roles of the old names that the expression may mean, as listed in the table of old names."""
+        """The roles that the table of old names assigns to these names. A role tells what the name was used for."""
         return {old.role for _, old in self.old}
 
 
@@ -63,9 +63,9 @@ class Resolver(Tree):
         super().__init__(module)
         self.around = around
         self._open: set[cst.CSTNode] = set()
-        # The values assigned to attributes. A key is a pair of the enclosing class and the attribute's source code.
+        # The values assigned to attributes. A key consists of the enclosing class and the attribute's source code.
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
-        # The values assigned to names in class bodies. A key is a pair of the class and `self.NAME`.
+        # The values assigned to names in class bodies. A key consists of the class and `self.NAME`.
         self._in_bodies: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
@@ -85,7 +85,7 @@ class Resolver(Tree):
     # Names. -----------------------------------------------------------------------------------------------------
 
     def meaning(self, expression: cst.BaseExpression) -> Meaning:
-        """Return the old names that an expression may mean."""
+        """Return the old names that an expression may refer to."""
         dotted = self.dotted(expression)
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
@@ -102,13 +102,16 @@ class Resolver(Tree):
 
     @functools.cached_property
     def uses_an_old_name(self) -> bool:
-        """Whether the module contains an old name. Names of tf_lossscale itself do not count."""
+        """Whether the module contains an old name. Names in tf_lossscale itself do not count."""
         return bool(self._roles - {table.OURS})
 
     @functools.cached_property
     def _roles(self) -> set[str]:
-        """The roles of all old names in the module. The role "module" stands for a removed module."""
-        # `self.scopes` also contains names from string annotations, which are not nodes of the tree.
+        """The roles that the table of old names assigns to the old names in the module.
+
+        The role "module" stands for a removed module.
+        """
+        # `self.scopes` also contains names from string annotations. These names are not nodes of the tree.
         nodes = [n for n in self.scopes if isinstance(n, (cst.Name, cst.Attribute)) and n in self.parents]
         modules = {names.canonical(d) for node in nodes for d in self.dotted(node)} & table.MODULES.keys()
         return {role for node in nodes for role in self.meaning(node).roles} | ({"module"} if modules else set())
@@ -147,7 +150,7 @@ class Resolver(Tree):
         return {UNKNOWN}
 
     def _module_from(self, function: cst.BaseExpression) -> set[str]:
-        """Return the modules that a call without arguments may return; UNKNOWN if none belongs to the old API.
+        """Return the modules that a call without arguments may return, or UNKNOWN if none belongs to the old API.
 
         The function may be defined in another file.
         """
@@ -173,7 +176,7 @@ class Resolver(Tree):
         return isinstance(expression, cst.Name) and expression.value == name and not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
-        """Return `x` from comparisons like `type(x) is ...` and `x.__class__ != ...`; None for other comparisons."""
+        """Return `x` from a comparison such as `type(x) is ...` or `x.__class__ != ...`, or None for any other one."""
         found = m.extract(comparison, _TYPE_TEST)
         tested = found and found["tested"]
         return tested if isinstance(tested, cst.BaseExpression) else None
@@ -220,7 +223,7 @@ class Resolver(Tree):
     def annotated_classes(self, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
         """Return the classes in the annotations of a variable or attribute.
 
-        If an assignment to the variable or attribute has no annotation, the list is empty.
+        If any assignment to the variable or attribute has no annotation, the list is empty.
         """
         found: list[cst.Annotation | None] = []
         if isinstance(expression, cst.Name):
@@ -276,7 +279,7 @@ class Resolver(Tree):
         return found
 
     def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
-        """Return the modules with old names that a class body assigns to a name.
+        """Return the modules that a class body assigns to a name, if these modules contain old names.
 
         Classes that a class body assigns to a name are ignored: they are often defaults that a subclass replaces.
         """

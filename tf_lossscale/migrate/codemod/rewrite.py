@@ -126,7 +126,10 @@ class Rewriter(cst.CSTTransformer):
     def leave_Try(
         self, original_node: cst.Try, updated_node: cst.Try
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
-        """If all branches of a `try` have become equal, replace it with one branch. If they are empty, remove it."""
+        """If the edits have made all branches of a `try` identical, replace it with one branch.
+
+        Remove it if the branches are empty.
+        """
         branches = {code(each.body) for each in (updated_node, *updated_node.handlers)}
         has_comment = m.findall(updated_node.with_changes(leading_lines=()), m.Comment())
         is_plain = m.matches(updated_node, _PLAIN_TRY) and not has_comment
@@ -152,7 +155,8 @@ _IMPORTS = m.Import() | m.ImportFrom()
 _IMPORT_LINE = m.SimpleStatementLine([m.AtLeastN(_IMPORTS, n=1)])
 _DOCSTRING = m.SimpleStatementLine([m.Expr(m.SimpleString())])
 _IPYTHON_LINE = m.SimpleStatementLine([m.Expr(m.Name(m.MatchIfTrue(lambda name: name.startswith(IPYTHON))))])
-# Matches a `try` that may be merged. Each branch is an import, `pass`, or an assignment of a name or attribute.
+# Matches a `try` whose branches may be merged into one. Each branch is an import, `pass`, or an assignment to a name or
+# attribute.
 _PLAIN = m.IndentedBlock([m.SimpleStatementLine([_IMPORTS | m.Pass() | m.Assign(value=m.Name() | m.Attribute())])])
 _PLAIN_TRY = m.Try(_PLAIN, [m.AtLeastN(m.ExceptHandler(_PLAIN), n=1)], orelse=None, finalbody=None)
 _PACKAGE = m.ImportAlias(m.Name("tf_lossscale") | _OF_PACKAGE, None)
@@ -162,7 +166,7 @@ _IMPORTS_PACKAGE = m.SimpleStatementLine(
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
-    """Count the comments of statements, except the comments in their blocks."""
+    """Count the comments attached to statements, except the comments in their blocks."""
     found = collections.Counter(node.value for node in nodes if isinstance(node, cst.Comment))
     for node in nodes:
         found += _comments(*(child for child in node.children if not isinstance(child, (cst.BaseSuite, cst.If))))
@@ -190,7 +194,7 @@ def _line(statement: str) -> cst.SimpleStatementLine:
 
 
 def _without_removed(block: Any) -> Any:
-    """Remove the lines of a block or module whose code was deleted. Their comments move above the next line."""
+    """In a block or module, remove the lines whose code was deleted. Their comments move above the next line."""
     body: list[Any] = []
     held: list[cst.EmptyLine] = []
     for line in block.body:
@@ -213,7 +217,7 @@ def _without_removed(block: Any) -> Any:
 def _import_place(body: Sequence[cst.BaseStatement]) -> int:
     """Return the position for a new import, after the docstring and the imports at the beginning of the file.
 
-    Lines of IPython's own syntax may appear between these imports.
+    Lines that are valid only in IPython, such as magics, may appear between these imports.
     """
     place = 0
     for index, line in enumerate(body):

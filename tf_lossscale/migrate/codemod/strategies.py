@@ -1,6 +1,6 @@
-"""Plans renaming a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
+"""Plans to rename a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
 
-No other class of TensorFlow had a method of this name, so the method is renamed on objects of every type. A file that
+No other class in TensorFlow had a method of this name, so the method is renamed on objects of every type. A file that
 defines or assigns the name itself is left unchanged.
 """
 
@@ -21,7 +21,7 @@ _OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files be
 
 
 class StrategyPlanner(Visitor):
-    """Plans the edits of tf.distribute strategies in one module."""
+    """Plans the edits to code that uses tf.distribute strategies, in one module."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)

@@ -94,7 +94,7 @@ class Tree:
             parent = self.parents.get(parent)
 
     def enclosing(self, node: cst.CSTNode, *kinds: type[_Node]) -> _Node | None:
-        """Return the nearest ancestor of one of the given types, or None."""
+        """Return the nearest ancestor of one of the given types, or None if there is no such ancestor."""
         return next((a for a in self.ancestors(node) if isinstance(a, kinds)), None)
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
@@ -112,20 +112,20 @@ class Tree:
         return self._contexts.get(node) is ExpressionContext.LOAD
 
     def is_deleted(self, node: cst.CSTNode) -> bool:
-        """Return whether a node deletes a name or attribute."""
+        """Return whether a node is a name or attribute that a `del` statement deletes."""
         return self._contexts.get(node) is ExpressionContext.DEL
 
     # Assignments. ---------------------------------------------------------------------------------------------------
 
     def assigned_value(self, assignment: object) -> cst.BaseExpression | None:
-        """Return the value in an assignment `name = value`; None for other bindings, such as imports."""
+        """Return the value in an assignment `name = value`, or None for any other binding, such as an import."""
         node = getattr(assignment, "node", None)
         if not isinstance(assignment, Assignment) or not isinstance(node, cst.Name):
             return None
         return self.value_assigned_to(node)
 
     def value_assigned_to(self, target: cst.BaseExpression) -> cst.BaseExpression | None:
-        """Return the value that an assignment statement or `:=` assigns to a target; None if it is unknown."""
+        """Return the value that an assignment or `:=` assigns to a target, or None if the value is unknown."""
         parent = self.parents.get(target)
         if isinstance(parent, cst.AssignTarget):
             statement = self.parents[parent]
@@ -180,7 +180,7 @@ class Tree:
         return [assignment for start, assignment in reaching if start >= last] or assignments
 
     def _binding(self, assignment: object) -> cst.CSTNode | None:
-        """Return the statement that makes an assignment; None for a parameter."""
+        """Return the statement that makes an assignment, or None if the assignment binds a parameter."""
         node = getattr(assignment, "node", None)
         if node is None or isinstance(node, (cst.Param, *_STATEMENTS)):
             return None if isinstance(node, cst.Param) else node
@@ -211,7 +211,7 @@ def methods(owner: cst.CSTNode | None) -> dict[str, cst.FunctionDef]:
 
 
 def _element(values: cst.BaseExpression | None, place: int, count: int) -> cst.BaseExpression | None:
-    """Return an element of a tuple or list with `count` elements, or the element of a comprehension.
+    """Return the element at an index of a tuple or list with `count` elements, or the element of a comprehension.
 
     Return None for any other expression.
     """
