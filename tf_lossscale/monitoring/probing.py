@@ -94,7 +94,7 @@ class Probe:
     def __init__(self, family: Family, every: int):
         self._family = family
         self._exponents = Exponents(every)
-        # The attribute `inside` is True while a wrapped method runs. It is thread-local, because each replica runs in
+        # The `inside` attribute is True while a wrapped method runs. It is thread-local, because each replica runs in
         # its own thread.
         self._thread = threading.local()
         # Whether any counted gradient was a float16 tensor.

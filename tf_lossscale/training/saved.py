@@ -139,7 +139,7 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
 
 def _checkpoint(run: Run) -> tf.train.Checkpoint:
     checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    # `assert_consumed()` expects the variable `save_counter`, which is created when the attribute is read.
+    # `assert_consumed()` expects the `save_counter` variable, which is created when the attribute is read.
     _ = checkpoint.save_counter
     return checkpoint
 

@@ -131,7 +131,7 @@ class Stall:
 def _outside_xla(act: Callable[[], Any]) -> tf.Tensor:
     """Call `act` in a branch of the graph that is not run under XLA. Return a tensor that depends on the branch.
 
-    Under XLA, the operation `DeviceIndex` always returns the length of its list of devices. That index selects the
+    Under XLA, the `DeviceIndex` operation always returns the length of its list of devices. That index selects the
     default branch, which does nothing.
     """
 

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale convert`."""
+"""The `tf-lossscale convert` subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommand `tf-lossscale inspect`."""
+"""The `tf-lossscale inspect` subcommand."""
 
 from __future__ import annotations
 

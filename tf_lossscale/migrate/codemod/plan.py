@@ -261,7 +261,7 @@ class Planner(Visitor):
             self._rename_keras(node, meaning)
 
     def _rename_keras(self, node: cst.BaseExpression, meaning: Meaning) -> None:
-        """Rename `set_policy` in `x.experimental.set_policy`. The method `_removed_module` removes `.experimental`."""
+        """Rename `set_policy` in `x.experimental.set_policy`. `_removed_module` removes `.experimental`."""
         new = {old.new.rsplit(".", 1)[1] for _, old in meaning.old}
         old_module = any(not d.endswith(o.new) for d, o in meaning.old)
         if len(new) != 1 or not old_module or self._is_pinned(node):

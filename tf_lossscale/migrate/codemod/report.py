@@ -59,7 +59,7 @@ class FileReport:
 
     @property
     def left_to_do(self) -> bool:
-        """Whether the command `migrate --check` fails because of this file."""
+        """Whether `migrate --check` fails because of this file."""
         return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
 
 

@@ -85,7 +85,7 @@ class Rewriter(cst.CSTTransformer):
     ) -> cst.BaseStatement | cst.FlattenSentinel | cst.RemovalSentinel:
         """Put each import on its own line if several imports replace one import."""
         if not updated_node.body:
-            # The function `_without_removed` later removes this empty statement, and keeps its comments.
+            # `_without_removed` later removes this empty statement, and keeps its comments.
             return updated_node.with_changes(body=[_REMOVED])
         if len(original_node.body) > 1 or len(updated_node.body) == 1:
             return updated_node
