@@ -16,7 +16,7 @@ from tf_lossscale import __version__
 _COMMANDS = {
     "convert": (
         "tf_lossscale.migrate.checkpoints.convert_command",
-        "convert a checkpoint of any version for an optimizer of Keras 3 or tf_keras",
+        "convert a checkpoint of any version for a Keras 3 or tf_keras optimizer",
     ),
     "inspect": (
         "tf_lossscale.migrate.checkpoints.inspect_command",

@@ -128,7 +128,7 @@ def noting_divided_losses() -> Iterator[list[bool]]:
         A list that stays empty until Keras divides a loss.
     """
     divided: list[bool] = []
-    # Older versions of Keras 3 lack this function and do not divide losses by the number of replicas.
+    # Older Keras 3 versions lack this function and do not divide losses by the number of replicas.
     divide = getattr(_losses, "scale_loss_for_distribution", lambda loss: loss)
 
     def noting(loss: Any) -> Any:

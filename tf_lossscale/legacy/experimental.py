@@ -165,7 +165,7 @@ def _policies() -> Any:
 def _scale_from_newer(
     dynamic: bool, initial_scale: Any, dynamic_growth_steps: Any = None, name: Any = None
 ) -> loss_scale_lib.LossScale:
-    """Return the loss scale that a config of TensorFlow 2.4 or newer describes."""
+    """Return the loss scale that a config from TensorFlow 2.4 or newer describes."""
     del name
     if dynamic:
         return loss_scale_lib.DynamicLossScale(initial_scale, dynamic_growth_steps)

@@ -60,7 +60,7 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
     >>> disable_mixed_precision_graph_rewrite()
 
     Args:
-        opt: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras 3 or tf_keras.
+        opt: a `tf.compat.v1.train.Optimizer`, or a Keras 3 or tf_keras optimizer.
         loss_scale: "dynamic", a number, a LossScale or a config.
 
     Returns:

@@ -153,7 +153,7 @@ def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
     """Print a report for each optimizer. Return whether any report was printed."""
     found = False
     if not probes:
-        _say("no optimizer of Keras 3 or tf_keras took a step. For others, use tf_lossscale.probe(optimizer).")
+        _say("no Keras 3 or tf_keras optimizer took a step. For other optimizers, use tf_lossscale.probe(optimizer).")
     for name, probe in probes.items():
         if probe is None:
             _say(

@@ -72,7 +72,7 @@ class AdafactorBase(hooks.Hooked):
     _schedules: Any
     #: Calls the constructor of Keras's optimizer base class with keyword arguments.
     _init_keras: Callable[..., None]
-    #: Returns the tf.Variable behind a variable of Keras 3 or tf_keras.
+    #: Returns the `tf.Variable` behind a Keras 3 or tf_keras variable.
     _tensor_variable: Callable[[Any], Any]
     #: Creates the variable in which a learning rate is stored, from its initial value and a name.
     _new_rate_variable: Callable[[float, str], Any]

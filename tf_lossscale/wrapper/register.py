@@ -14,7 +14,7 @@ FamilyClass = TypeVar("FamilyClass", bound=type[Family])
 
 
 def register_family(family: FamilyClass) -> FamilyClass:
-    """Make `LossScaleOptimizer` support the optimizers of another library, or optimizers that you wrote yourself.
+    """Make `LossScaleOptimizer` support optimizers from another library, or optimizers that you wrote yourself.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale

@@ -63,7 +63,7 @@ def convert(
         to: the library of the new optimizers, `"keras3"` or `"tf_keras"`.
         out: the folder to write. If it exists, it must be empty.
         learning_rate: the learning rate of the new optimizers. If None, it is read from the file. It is required for
-            optimizers of TensorFlow 1, whose files do not contain it.
+            TensorFlow 1 optimizers, whose files do not contain it.
 
     Returns:
         A `Converted` object for each optimizer in the file.

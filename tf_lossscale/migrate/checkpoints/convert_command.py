@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="CKPT", help="any file or folder that `tf-lossscale inspect` reads")
     what = "the library of the optimizer that will continue the training"
     parser.add_argument("--to", required=True, choices=("keras3", "tf_keras"), help=what)
-    what = "needed for files of TensorFlow 1's optimizers, which do not hold it"
+    what = "needed for TensorFlow 1 optimizers, whose files do not contain it"
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help=what)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to create")
 

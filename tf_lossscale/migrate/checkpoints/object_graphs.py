@@ -164,7 +164,7 @@ class _Graph:
         return seen
 
     def _with_slot_variables(self, node: int, family: str) -> Optimizer:
-        """Read an optimizer of TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras.optimizers.legacy."""
+        """Read an optimizer from TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras.optimizers.legacy."""
         slots: dict[str, list[Slot]] = {}
         for slot in self._nodes[node].slot_variables:
             tensor = self.tensor(slot.slot_variable_node_id)
@@ -197,7 +197,7 @@ class _Graph:
         )
 
     def _with_lists(self, node: int, family: str) -> Optimizer:
-        """Read an optimizer of Keras 3 or tf_keras, which stores a list of variables for each slot."""
+        """Read a Keras 3 or tf_keras optimizer, which stores a list of variables for each slot."""
         children = self._children[node]
         order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
         lists: dict[str, list[Slot]] = {}

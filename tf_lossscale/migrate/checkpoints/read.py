@@ -45,7 +45,7 @@ def _read(given: str) -> File:
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
     if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
-        # `keras_files` imports TensorFlow, which is slow, so it is imported only for files of Keras.
+        # `keras_files` imports TensorFlow, which is slow, so it is imported only for Keras files.
         from tf_lossscale.migrate.checkpoints import keras_files
 
         with damage_is_said(given, "its beginning"), found.open("rb") as file:

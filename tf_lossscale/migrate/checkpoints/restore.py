@@ -48,11 +48,11 @@ def restore(
     *,
     name: str | None = None,
 ) -> Restored:
-    """Restore variables, and the state of their optimizer, from a checkpoint of another library or version.
+    """Restore variables, and the state of their optimizer, from a checkpoint written by another library or version.
 
-    The slots of an optimizer of TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 are copied to the corresponding
-    Keras 3 or tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counter are copied to the
-    wrapper. If the file does not fit the optimizer or the variables, an error is raised and nothing changes.
+    The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the corresponding Keras 3 or
+    tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counter are copied to the wrapper. If the
+    file does not fit the optimizer or the variables, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -69,7 +69,7 @@ def restore(
     Args:
         checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint of `tf.train.Checkpoint`
             or `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or a `.keras` or `.h5` file.
-        optimizer: an optimizer of Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
+        optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
             file by name, or by order and shape if the names differ. A dict maps the names that `tf-lossscale inspect`

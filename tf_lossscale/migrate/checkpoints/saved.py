@@ -85,7 +85,7 @@ class Optimizer:
 
     @property
     def of_tf1(self) -> bool:
-        """Whether this is an optimizer of TensorFlow 1, whose files do not contain the learning rate."""
+        """Whether this is a TensorFlow 1 optimizer, whose files do not contain the learning rate."""
         return self.family == "tf1"
 
     @property
