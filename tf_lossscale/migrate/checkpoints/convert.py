@@ -111,8 +111,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
         if not _known_options(saved).get("momentum"):
             # tf_keras's SGD and TensorFlow 1's RMSProp create momentum slots even if the momentum is 0. The new
             # optimizer does not need such slots.
-            there = slots.canonical(saved.name, saved.slots)
-            saved.slots = {slot: each for slot, each in there.items() if slot != "momentum"}
+            saved.slots.pop("momentum", None)
         trained = {name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in names}
         restored = restore_from(file, saved, optimizer, trained)
         restored = dataclasses.replace(restored, notes=(*restored.notes, *_notes(saved, family.optimizers)))
@@ -167,14 +166,13 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
 
 def _known_options(saved: Optimizer) -> dict[str, Any]:
     """Return the arguments of the inner optimizer that are in the file or can be inferred from the saved slots."""
-    there = slots.canonical(saved.name, saved.slots)
     rate = _UNKNOWN if saved.learning_rate is None else saved.learning_rate
     options: dict[str, Any] = {"learning_rate": rate, **saved.hyperparameters}
     if not options.get("use_ema"):
         # Without `use_ema`, an optimizer ignores `ema_momentum` and the other options whose names contain "ema".
         options = {name: value for name, value in options.items() if "ema" not in name}
-    options |= {option: True for slot, option in (("vhat", "amsgrad"), ("mg", "centered")) if slot in there}
-    moved = "momentum" in there and any(np.any(slot.tensor.value()) for slot in there["momentum"])
+    options |= {slots.OPTIONAL[slot]: True for slot in ("vhat", "mg") if slot in saved.slots}
+    moved = any(np.any(slot.tensor.value()) for slot in saved.slots.get("momentum", ()))
     if moved and "momentum" not in options:
         options["momentum"] = _UNKNOWN
     return options
@@ -224,7 +222,7 @@ def _notes(saved: Optimizer, library: Any) -> list[str]:
 def _trained(file: File, saved: Optimizer) -> list[str]:
     """Return the paths of the variables that have slots, in the file's order."""
     owners = set()
-    for each in slots.canonical(saved.name, saved.slots).values():
+    for each in saved.slots.values():
         for tensor, owner in matching.with_owners(each, file, file.variables):
             if owner is None:
                 raise ValueError(

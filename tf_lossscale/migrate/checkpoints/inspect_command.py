@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 from tf_lossscale.libraries import optional
-from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.matching import with_owners
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Tensor
 
@@ -96,7 +95,7 @@ def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
                 {"variable": owner.path if owner else None, **_tensor(tensor)}
                 for tensor, owner in with_owners(each, file, file.variables)
             ]
-            for slot, each in slot_names.canonical(optimizer.name, optimizer.slots).items()
+            for slot, each in optimizer.slots.items()
         },
     }
 
@@ -138,8 +137,7 @@ def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
         ("learning rate", _or_missing(optimizer.learning_rate)),
     ]
     there += [(name, _or_missing(value)) for name, value in optimizer.hyperparameters.items()]
-    slots = slot_names.canonical(optimizer.name, optimizer.slots)
-    there += [("slots", ", ".join(f"{slot} ({len(each)})" for slot, each in slots.items()) or "none")]
+    there += [("slots", ", ".join(f"{slot} ({len(each)})" for slot, each in optimizer.slots.items()) or "none")]
     return there if optimizer.wrapper else [row for row in there if row[0] not in ("loss scale", "counter")]
 
 
@@ -164,7 +162,7 @@ def _variables(file: File) -> Any:
     slots_of: dict[str, list[str]] = {}
     of_nobody = []
     for optimizer in file.optimizers:
-        for slot, each in slot_names.canonical(optimizer.name, optimizer.slots).items():
+        for slot, each in optimizer.slots.items():
             for saved, (tensor, owner) in zip(each, with_owners(each, file, file.variables)):
                 if owner is None:
                     of_nobody.append((saved.name or tensor.path, str(tensor.shape), tensor.dtype, slot))

@@ -230,7 +230,7 @@ class _Graph:
             wrapper=None,
             iterations=self._number(node, "_iterations"),
             learning_rate=self._number(node, "_learning_rate"),
-            slots=lists,
+            slots=slot_names.canonical(name, lists),
             extra={} if product is None else {"momentum_cache": product},
         )
 

@@ -115,6 +115,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
             "tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
         )
     kind = _class_of(file, saved, inner)
+    saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
     pairs = matching.pairs(file, variables)
     iterations = _iterations(file, saved, inner)
     _check_count(file, "iterations", iterations)
@@ -191,7 +192,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
-    for slot, each in slot_names.canonical(kind, saved.slots).items():
+    for slot, each in saved.slots.items():
         if slot not in slot_names.ATTRIBUTES[kind]:
             continue
         for tensor, owner in matching.with_owners(each, file, known):
@@ -261,7 +262,7 @@ def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
     notes = []
     old, new = not saved.slots_are_lists, family.slots_are_lists
     other = not saved.of_tf1 and old == new
-    momentum = saved.hyperparameters.get("momentum") or "momentum" in slot_names.canonical(kind, saved.slots)
+    momentum = saved.hyperparameters.get("momentum") or "momentum" in saved.slots
     same = kind == "RMSprop" and momentum
     if other and not same and kind in slot_names.DIFFERENCES:
         notes.append(slot_names.DIFFERENCES[kind])

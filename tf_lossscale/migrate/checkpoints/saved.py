@@ -74,7 +74,8 @@ class Optimizer:
     counter: int | None = None
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: Maps each slot name, for example "momentum", to the slots of all trained variables.
+    #: Maps each slot name, for example "momentum", to the slots of all trained variables. The names are TensorFlow 2's,
+    #: or those in the file if the class is unknown.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: State of the optimizer that belongs to no trained variable, such as Nadam's product of momenta.
     extra: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -20,8 +20,8 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
     "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
 }
-# Maps each class to the slots that it creates only if certain arguments are set, such as `amsgrad`.
-OPTIONAL = {"SGD": {"momentum"}, "Adam": {"vhat"}, "AdamW": {"vhat"}, "RMSprop": {"momentum", "mg"}}
+# Maps each slot that an optimizer creates only if an argument is set to the name of this argument.
+OPTIONAL = {"momentum": "momentum", "mg": "centered", "vhat": "amsgrad"}
 
 # Maps each optimizer of `tf.compat.v1.train` to the possible lists of its slots. Files of `tf.compat.v1.train.Saver`
 # contain numbers instead of slot names. The numbers follow the order of these lists.
@@ -150,7 +150,7 @@ def required(name: str) -> set[str]:
     >>> sorted(required("RMSprop"))
     ['rms']
     """
-    return set(ATTRIBUTES[name]) - OPTIONAL.get(name, set())
+    return ATTRIBUTES[name].keys() - OPTIONAL.keys()
 
 
 def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,11 +191,11 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
         Groups of slots, in the order of the file. Within a group the file lists all slots of the first variable, then
         all slots of the second variable, and so on. The list is empty for an unknown class.
     """
-    there = set(required(name)) if name in ATTRIBUTES else set()
-    if config.get("momentum") or (name == "SGD" and family == "tf_keras"):
-        there.add("momentum")
-    there |= {slot for slot, option in (("mg", "centered"), ("vhat", "amsgrad")) if config.get(option)}
-    order = [slot for slot in ATTRIBUTES.get(name or "", {}) if slot in there]
+    # tf_keras's SGD creates its momentum slots even if the momentum is 0.
+    always = name == "SGD" and family == "tf_keras"
+    order = [
+        slot for slot in ATTRIBUTES.get(name or "", {}) if always or slot not in OPTIONAL or config.get(OPTIONAL[slot])
+    ]
     together = name == "Ftrl" if family == "tf_keras_legacy" else name != "RMSprop"
     if not together:
         return [(slot,) for slot in order]
