@@ -97,6 +97,21 @@ def test_a_folder_is_its_latest_checkpoint_and_a_scale_of_infinity_is_shown(tmp_
     assert inspect_json(f"{tmp_path}/ckpt-2.data-00000-of-00001", capsys)["optimizers"][0]["loss_scale"] == 4.0
 
 
+@pytest.mark.parametrize("prefix", ["runs.data-2020/ckpt", "runs.index/ckpt"])
+@pytest.mark.parametrize("suffix", ["", ".index", ".data-00000-of-00001"])
+def test_a_checkpoint_is_found_whatever_its_folder_is_called(tmp_path, capsys, prefix, suffix):
+    (tmp_path / prefix).parent.mkdir(exist_ok=True)
+    tf.train.Checkpoint(weight=tf.Variable([1.0, 2.0])).write(str(tmp_path / prefix))
+    (variable,) = inspect_json(f"{tmp_path / prefix}{suffix}", capsys)["variables"]
+    assert variable["shape"] == [2]
+
+
+def test_a_temporary_file_of_a_save_that_was_killed_does_not_matter(tmp_path, capsys):
+    prefix = tf.train.Checkpoint(weight=tf.Variable([1.0, 2.0])).write(str(tmp_path / "ckpt"))
+    (tmp_path / "ckpt.data-00000-of-00001.tempstate17").write_bytes(b"")
+    assert len(inspect_json(prefix, capsys)["variables"]) == 1
+
+
 @pytest.mark.parametrize("hysteresis", [1, 2])
 def test_a_keras_file_of_tf_keras_shows_the_scale_and_no_slot_of_it(tmp_path, capsys, hysteresis):
     class Shift(tf_keras.layers.Layer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import sys
@@ -154,37 +155,29 @@ def _weights(path: str, file: Any) -> tuple[list[Tensor], list[Tensor]]:
 
     def visit(name: str, item: Any) -> None:
         if hasattr(item, "shape") and not name.startswith(("optimizer/", "metrics/")):
-            layer = _text(item.parent.attrs.get("name", "")) or name.removesuffix(f"/vars/{name.rpartition('/')[2]}")
             number = name.rpartition("/")[2]
-            variables.append(_named(_tensor(path, file, name), f"{layer}/{number}"))
+            layer = _text(item.parent.attrs.get("name", "")) or name.removesuffix(f"/vars/{number}")
+            variables.append(dataclasses.replace(_tensor(path, file, name), name=f"{layer}/{number}"))
 
     file.visititems(visit)
-    stored: list[Tensor] = []
-    if "optimizer/vars" in file:
-        group = file["optimizer/vars"]
-        stored = [_tensor(path, group, name) for name in sorted(group, key=int)]
-    return variables, stored
-
-
-def _named(tensor: Tensor, name: str) -> Tensor:
-    return Tensor(tensor.path, name, tensor.shape, tensor.dtype, tensor.read)
+    group = file.get("optimizer/vars", {})
+    return variables, [_tensor(path, group, name) for name in sorted(group, key=int)]
 
 
 def _of_config(config: dict[str, Any], version: str) -> Optimizer:
-    inner, values = _inner_config(config), config.get("config", {})
+    inner = _inner_config(config)
     wrapper = None if inner is config else config["class_name"]
     settings = inner["config"]
-    keys = settings.keys()
     if version.startswith("3."):
         family = "keras3"
     else:
-        family = "tf_keras" if "is_legacy_optimizer" in keys or "jit_compile" in keys else "tf_keras_legacy"
+        family = "tf_keras" if settings.keys() & {"is_legacy_optimizer", "jit_compile"} else "tf_keras_legacy"
     numbers = _numbers(settings)
     rate = numbers.pop("learning_rate", None)
     name = inner["class_name"].rpartition(">")[2]
     made = Optimizer("optimizer", family, name, wrapper, learning_rate=rate, hyperparameters=numbers, has_config=True)
     if wrapper:
-        made.wrapper_arguments = _arguments_of_wrapper(values)
+        made.wrapper_arguments = _arguments_of_wrapper(config["config"])
         made.scale = made.wrapper_arguments.get("initial_scale") if made.scale_is_fixed else None
     if _STATE in inner:
         state = _numbers(inner[_STATE])
@@ -216,9 +209,9 @@ def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _without_scale_by_name(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
     """Read the loss scale and its counter by their names in an `.h5` file. Return the remaining variables."""
-    named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
     if not optimizer.wrapper:
         return stored
+    named = {tensor.name.rpartition("/")[2]: tensor for tensor in stored}
     if "dynamic_scale" in named:
         return _without_keras_3s_wrapper(optimizer, stored)
     if "current_loss_scale" in named:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
+import re
 import zipfile
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import object_graphs, savers
 from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError, damage_is_said
+
+# Matches the end of the names of a checkpoint's files, such as `ckpt-1.index` and `ckpt-1.data-00000-of-00001`.
+_SUFFIX = re.compile(r"\.(index|data-\d+-of-\d+)$")
 
 
 def read(path: str | os.PathLike[str]) -> File:
@@ -40,11 +45,12 @@ def read(path: str | os.PathLike[str]) -> File:
 
 def _read(given: str) -> File:
     found = pathlib.Path(given)
+    prefix = _SUFFIX.sub("", given)
     if found.is_dir():
         if (found / "saved_model.pb").exists():
             return _saved_model(found)
         return _checkpoint(_only_checkpoint_in(found))
-    if found.is_file() and found.suffix not in (".index",) and ".data-" not in found.name:
+    if found.is_file() and prefix == given:
         # `keras_files` imports TensorFlow, which is slow, so it is imported only for Keras files.
         from tf_lossscale.migrate.checkpoints import keras_files
 
@@ -59,7 +65,7 @@ def _read(given: str) -> File:
                 f"{given}: the file is neither a checkpoint nor a .keras or .h5 model, or it is damaged. For a "
                 "tf.train.Checkpoint pass the prefix, without .index or .data."
             )
-    return _checkpoint(given.removesuffix(".index").partition(".data-")[0])
+    return _checkpoint(prefix)
 
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
@@ -98,8 +104,9 @@ def _only_checkpoint_below(folder: pathlib.Path) -> str:
 def _checkpoint(prefix: str) -> File:
     import tensorflow as tf
 
+    shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-?????-of-?????"))
     if not pathlib.Path(f"{prefix}.index").exists():
-        if list(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*")):
+        if shards:
             raise FileNotFoundError(
                 f"{prefix}.index: this file of the checkpoint is missing, and its data cannot be read without it."
             )
@@ -108,7 +115,7 @@ def _checkpoint(prefix: str) -> File:
         reader = tf.train.load_checkpoint(prefix)
         shapes = reader.get_variable_to_shape_map()
         dtypes = reader.get_variable_to_dtype_map()
-    _require_complete(prefix, shapes, dtypes)
+    _require_complete(prefix, shards, shapes, dtypes)
 
     def tensor(key: str, path: str, name: str) -> Tensor:
         def value() -> Any:
@@ -122,9 +129,10 @@ def _checkpoint(prefix: str) -> File:
     return savers.read(prefix, list(shapes), tensor)
 
 
-def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
+def _require_complete(
+    prefix: str, shards: list[pathlib.Path], shapes: dict[str, list[int]], dtypes: dict[str, Any]
+) -> None:
     """Raise an error if data files are missing or too small for the variables, without reading the variables."""
-    shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-*"))
     if not shards:
         raise FileNotFoundError(f"{prefix}.data-00000-of-00001: this file of the checkpoint is missing.")
     count = int(shards[0].name.rpartition("-")[2])
@@ -133,9 +141,7 @@ def _require_complete(prefix: str, shapes: dict[str, list[int]], dtypes: dict[st
     needed = 0
     for key, shape in shapes.items():
         size = dtypes[key].size if dtypes[key].is_numpy_compatible and dtypes[key] != "string" else 0
-        for length in shape:
-            size *= length
-        needed += size
+        needed += size * math.prod(shape)
     there = sum(shard.stat().st_size for shard in shards)
     if there < needed:
         raise UnreadableError(

@@ -45,7 +45,9 @@ def saver_names(
     """
     import tensorflow as tf
 
-    names = set(_names(checkpoint_path))
+    # If the file is damaged, `read` raises a clear error. The error of `tf.train.list_variables` would be obscure.
+    read(checkpoint_path)
+    names = {name for name, _ in tf.train.list_variables(os.fspath(checkpoint_path))}
     found: dict[str, Any] = {}
     for variable in tf.compat.v1.global_variables() if variables is None else variables:
         name = variable.name.partition(":")[0]
@@ -61,11 +63,3 @@ def saver_names(
                 "are in the file."
             )
     return found
-
-
-def _names(path: str | os.PathLike[str]) -> list[str]:
-    import tensorflow as tf
-
-    # If the file is damaged, `read` raises a clear error. The error of `tf.train.list_variables` would be obscure.
-    read(path)
-    return [name for name, _ in tf.train.list_variables(os.fspath(path))]
