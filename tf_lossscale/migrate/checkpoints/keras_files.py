@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import sys
@@ -89,14 +90,11 @@ def _member(path: str, member: str) -> bytes:
 
 def _json(text: str | bytes) -> Any:
     """Parse JSON. Raise OverflowError if a number is too large for a float."""
-
-    def of(kind: type) -> Any:
-        return lambda digits: _held(kind(digits), digits)
-
-    return json.loads(text, parse_int=of(int), parse_float=of(float))
+    return json.loads(text, parse_int=functools.partial(_parsed, int), parse_float=functools.partial(_parsed, float))
 
 
-def _held(number: Any, digits: str) -> Any:
+def _parsed(kind: type[Any], digits: str) -> Any:
+    number = kind(digits)
     if abs(number) > sys.float_info.max:
         shown = digits if len(digits) < 20 else f"{digits[:20]}..."
         raise OverflowError(f"this number is too large for a float: {shown}")

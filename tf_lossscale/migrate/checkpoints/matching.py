@@ -33,8 +33,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
     variables = list(variables)
-    by_name = _by_names(file.variables, variables)
-    found = by_name or _by_order(file.variables, variables)
+    found = _by_names(file.variables, variables) or _by_order(file.variables, variables)
     if found is None:
         raise ValueError(
             f"{file.path}: `variables` match the file's variables neither by name nor by order and shape. The file "

@@ -132,6 +132,7 @@ class _Graph:
             made = self._with_slot_variables(inner, "tf_keras_legacy" if "iter" in children else "tf1")
         made.path = self._paths[node]
         self._loss_scale(node, inner, made)
+        self._of_optimizers |= self._descendants(node)
         return made
 
     def _loss_scale(self, node: int, inner: int, made: Optimizer) -> None:
@@ -151,7 +152,6 @@ class _Graph:
             }.get(made.family, "LossScaleOptimizer")
         elif "base_optimizer" in children:
             made.wrapper = "LossScaleOptimizer with a fixed scale"
-        self._of_optimizers |= self._descendants(node)
 
     def _descendants(self, node: int) -> set[int]:
         seen, waiting = set(), [node]
@@ -174,26 +174,26 @@ class _Graph:
         names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
         hyper = {name: self._number(node, name) for name in self._children[node]}
         numbers: dict[str, Any] = {name: value for name, value in hyper.items() if isinstance(value, (int, float))}
-        powers = {name: numbers.pop(name) for name in list(numbers) if name.endswith("_power")}
+        extra = {
+            name: numbers.pop(name) for name in list(numbers) if name.endswith("_power") or name == "momentum_cache"
+        }
         rate = numbers.pop("learning_rate", None)
         iterations = numbers.pop("iter", None)
-        cache = {"momentum_cache": numbers.pop("momentum_cache")} if "momentum_cache" in numbers else {}
         of_tf1 = family == "tf1"
         if of_tf1:
             slots = slot_names.of_tf1(slots)
-            iterations = slot_names.steps_of_powers(powers) if powers else self._number(0, "global_step")
+            iterations = slot_names.steps_of_powers(extra) if extra else self._number(0, "global_step")
         names = names or [slot.tensor.name for each in slots.values() for slot in each]
-        name = slot_names.class_of(set(slots), {*numbers, *cache}, names, of_tf1)
+        name = slot_names.class_of(set(slots), {*numbers, *extra}, names, of_tf1)
         return Optimizer(
             path="",
             family=family,
             name=name,
-            wrapper=None,
             iterations=iterations,
             learning_rate=rate,
             hyperparameters=numbers,
             slots=slots,
-            extra={**cache, **powers},
+            extra=extra,
         )
 
     def _with_lists(self, node: int, family: str) -> Optimizer:
@@ -227,7 +227,6 @@ class _Graph:
             path="",
             family=family,
             name=name,
-            wrapper=None,
             iterations=self._number(node, "_iterations"),
             learning_rate=self._number(node, "_learning_rate"),
             slots=slot_names.canonical(name, lists),
@@ -236,20 +235,11 @@ class _Graph:
 
     def variables(self) -> list[Tensor]:
         """Return the variables outside the optimizers, in Keras's order. First call `optimizer` for every optimizer."""
-        trained = {
-            node
-            for owner in self._of_optimizers
-            for name, lists in self._children[owner].items()
-            if name == "_trainable_variables"
-            for node in self._children[lists].values()
-        }
+        lists = [self._children[owner].get("_trainable_variables") for owner in self._of_optimizers]
+        trained = {node for each in lists if each is not None for node in self._children[each].values()}
         trained |= {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
-        found = []
-        for node in self._in_keras_order():
-            tensor = self.tensor(node)
-            if tensor is not None and (node not in self._of_optimizers or node in trained):
-                found.append(tensor)
-        return found
+        nodes = [node for node in self._in_keras_order() if node not in self._of_optimizers or node in trained]
+        return [tensor for tensor in map(self.tensor, nodes) if tensor is not None]
 
     def _in_keras_order(self) -> list[int]:
         """Return all nodes. A layer's own variables precede the variables of its sublayers, as in Keras."""

@@ -156,9 +156,9 @@ def _chosen(file: File, name: str | None) -> Optimizer:
     found = [each for each in file.optimizers if name is None or each.path == name]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(each.path or "(the root)" for each in file.optimizers) or "none"
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
+    names = ", ".join(each.path or "(the root)" for each in file.optimizers)
     raise ValueError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 
@@ -226,8 +226,10 @@ def _places(
     try:
         for slot, variable, value in planned:
             place = family.slot(variable, slot, slot_names.ATTRIBUTES[kind][slot])
-            missing |= {slot} if place is None else set()
-            places += [] if place is None else [(place, value)]
+            if place is None:
+                missing.add(slot)
+            else:
+                places.append((place, value))
         if getattr(inner, "use_ema", False):
             for variable, value in values:
                 if getattr(variable, "trainable", True):

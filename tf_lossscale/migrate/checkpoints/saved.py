@@ -68,7 +68,7 @@ class Optimizer:
     #: The name of the class, for example "Adam", or None if unknown.
     name: str | None
     #: The class name of the wrapper around the optimizer, or None if it was not wrapped.
-    wrapper: str | None
+    wrapper: str | None = None
     iterations: int | None = None
     scale: float | None = None
     counter: int | None = None

@@ -36,7 +36,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     scaled = any(last_part(name) in _SCALES for name in state)
     # An optimizer without slots leaves nothing in the file except its loss scale.
     if scaled and not optimizers:
-        optimizers = [Optimizer(path="", family="tf1", name="SGD", wrapper=None)]
+        optimizers = [Optimizer(path="", family="tf1", name="SGD")]
     for each in optimizers:
         _state(each, state, tensors)
     slots = {slot.tensor.name for each in optimizers for several in each.slots.values() for slot in several}
@@ -75,7 +75,7 @@ def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[st
         for number, key in parts:
             slots.setdefault(called[number], []).append(Slot(tensors[key], tensors[variable], variable))
     today = slot_names.today(name) if fitting else None
-    return Optimizer(path=name, family="tf1", name=today, wrapper=None, slots=slots)
+    return Optimizer(path=name, family="tf1", name=today, slots=slots)
 
 
 def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
