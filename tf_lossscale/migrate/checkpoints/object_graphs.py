@@ -174,17 +174,17 @@ class _Graph:
         names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
         hyper = {name: self._number(node, name) for name in self._children[node]}
         numbers: dict[str, Any] = {name: value for name, value in hyper.items() if isinstance(value, (int, float))}
-        extra = {
-            name: numbers.pop(name) for name in list(numbers) if name.endswith("_power") or name == "momentum_cache"
-        }
+        powers = {name: numbers.pop(name) for name in list(numbers) if name.endswith("_power")}
+        # `restore` computes Nadam's product of momenta from the step count.
+        numbers.pop("momentum_cache", None)
         rate = numbers.pop("learning_rate", None)
         iterations = numbers.pop("iter", None)
         of_tf1 = family == "tf1"
         if of_tf1:
             slots = slot_names.of_tf1(slots)
-            iterations = slot_names.steps_of_powers(extra) if extra else self._number(0, "global_step")
+            iterations = slot_names.steps_of_powers(powers) if powers else self._number(0, "global_step")
         names = names or [slot.tensor.name for each in slots.values() for slot in each]
-        name = slot_names.class_of(set(slots), {*numbers, *extra}, names, of_tf1)
+        name = slot_names.class_of(set(slots), set(hyper), names, of_tf1)
         return Optimizer(
             path="",
             family=family,
@@ -193,7 +193,7 @@ class _Graph:
             learning_rate=rate,
             hyperparameters=numbers,
             slots=slots,
-            extra=extra,
+            powers=powers,
         )
 
     def _with_lists(self, node: int, family: str) -> Optimizer:
@@ -218,11 +218,9 @@ class _Graph:
         # apart by the name of the velocity slot.
         slot = lists["_velocities"][0].name if "_velocities" in lists else ""
         more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
-        known = {"momentum_cache"} if "_u_product" in children else {"momentums"} & children.keys()
-        name = slot_names.class_of_lists(set(lists), known, names)
+        name = slot_names.class_of_lists(set(lists), set(children), names)
         if name is None and more:
-            name = slot_names.class_of_lists(set(lists), known, more)
-        product = self._number(node, "_u_product")
+            name = slot_names.class_of_lists(set(lists), set(children), more)
         return Optimizer(
             path="",
             family=family,
@@ -230,7 +228,6 @@ class _Graph:
             iterations=self._number(node, "_iterations"),
             learning_rate=self._number(node, "_learning_rate"),
             slots=slot_names.canonical(name, lists),
-            extra={} if product is None else {"momentum_cache": product},
         )
 
     def variables(self) -> list[Tensor]:

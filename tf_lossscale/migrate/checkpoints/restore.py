@@ -248,9 +248,9 @@ def _places(
 
 
 def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
-    if "beta1_power" in saved.extra:
+    if "beta1_power" in saved.powers:
         betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
-        found = slot_names.steps_of_powers(saved.extra, betas)
+        found = slot_names.steps_of_powers(saved.powers, betas)
         return saved.iterations if found is None else found
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(

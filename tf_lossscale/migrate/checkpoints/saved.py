@@ -77,8 +77,8 @@ class Optimizer:
     #: Maps each slot name, for example "momentum", to the slots of all trained variables. The names are TensorFlow 2's,
     #: or those in the file if the class is unknown.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
-    #: State of the optimizer that belongs to no trained variable, such as Nadam's product of momenta.
-    extra: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
+    powers: dict[str, float] = dataclasses.field(default_factory=dict)
     #: Whether the file holds the configs of the optimizer and of its wrapper, with all of their arguments.
     has_config: bool = False
     #: The arguments of the wrapper, as read from its config in the file.

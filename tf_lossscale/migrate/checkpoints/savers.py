@@ -85,10 +85,9 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     # If variables of one kind, such as `beta1_power`, have different values, all of them are ignored. The file does not
     # tell which of them belongs to which optimizer.
     one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
-    powers: dict[str, float] = {name: value for name, value in one.items() if name.endswith("_power")}
-    optimizer.extra.update(powers)
+    optimizer.powers = {name: value for name, value in one.items() if name.endswith("_power")}
     step = tensors.get("global_step")
-    optimizer.iterations = slot_names.steps_of_powers(powers)
+    optimizer.iterations = slot_names.steps_of_powers(optimizer.powers)
     if optimizer.iterations is None and step is not None and "beta1_power" not in values:
         optimizer.iterations = int(step.value())
     for name in _SCALES:

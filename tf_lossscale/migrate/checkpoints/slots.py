@@ -116,13 +116,13 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
 
     Args:
         attributes: the names of the optimizer's nonempty lists of variables.
-        others: the names of the optimizer's other variables.
+        others: the names of all attributes of the optimizer that are in the file.
         names: the optimizer's own name, or parts of this name.
 
     Returns:
         A key of `ATTRIBUTES`, or None if the class is unknown.
     """
-    if "momentum_cache" in others:
+    if "_u_product" in others:
         return "Nadam"
     fitting = [
         name
