@@ -104,17 +104,18 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
     for saved in file.optimizers:
         if learning_rate is not None:
             saved.learning_rate = learning_rate
-        inner, construct = _optimizer(file, saved, family)
+        options = _known_options(saved)
+        inner, construct = _optimizer(file, saved, options, family)
         # Wrap the new optimizer only if the file contains a dynamic loss scale.
         optimizer = LossScaleOptimizer(inner) if saved.counter is not None and not saved.scale_is_fixed else inner
         names = _trained(file, saved)
-        if not _known_options(saved).get("momentum"):
+        if not options.get("momentum"):
             # tf_keras's SGD and TensorFlow 1's RMSProp create momentum slots even if the momentum is 0. The new
             # optimizer does not need such slots.
             saved.slots.pop("momentum", None)
         trained = {name: tf.Variable(parts[name], name=parts[name].name.partition(":")[0]) for name in names}
         restored = restore_from(file, saved, optimizer, trained)
-        restored = dataclasses.replace(restored, notes=(*restored.notes, *_notes(saved, family.optimizers)))
+        restored = dataclasses.replace(restored, notes=(*restored.notes, *_notes(saved, options, family.optimizers)))
         parts.update(trained)
         path = saved.path if file.objects or len(file.optimizers) > 1 else ""
         path = path or "optimizer"
@@ -123,7 +124,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
     return parts, converted
 
 
-def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
+def _optimizer(file: File, saved: Optimizer, options: dict[str, Any], family: Any) -> tuple[Any, str]:
     """Return an optimizer of the new library with the saved options, and the code that constructs it."""
     library = family.optimizers
     # The class name is read from an untrusted file, so only known optimizer classes are called.
@@ -142,7 +143,6 @@ def _optimizer(file: File, saved: Optimizer, family: Any) -> tuple[Any, str]:
             f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
             "--learning-rate."
         )
-    options = _known_options(saved)
     taken = inspect.signature(cls).parameters
     # In older files, `weight_decay` is an option of TensorFlow Addons. It is not copied, because current optimizers
     # multiply it by the learning rate and TensorFlow Addons does not.
@@ -200,7 +200,7 @@ def _shown(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def _notes(saved: Optimizer, library: Any) -> list[str]:
+def _notes(saved: Optimizer, options: dict[str, Any], library: Any) -> list[str]:
     """Return notes on settings of the saved optimizer that the file does not contain."""
     notes = []
     changes = saved.wrapper is not None and not saved.scale_is_fixed
@@ -209,7 +209,7 @@ def _notes(saved: Optimizer, library: Any) -> list[str]:
     if not saved.has_config:
         by_slots = {"amsgrad", "centered", "momentum"} if saved.iterations else set()
         taken = {name: inspect.signature(getattr(library, name)).parameters for name in slots.ATTRIBUTES}
-        known = {*_known_options(saved), *by_slots, *set.intersection(*map(set, taken.values()))}
+        known = {*options, *by_slots, *set.intersection(*map(set, taken.values()))}
         named = [name for name in taken[str(saved.name)] if name not in known]
         named += ["weight_decay", "clipnorm", *(["dynamic_growth_steps"] if changes else [])]
         notes.append(
