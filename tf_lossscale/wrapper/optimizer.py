@@ -384,7 +384,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Args:
             loss_fn: a function with any arguments that computes the loss from the trained variables. It must return a
-                floating-point tensor of any shape, or a tuple whose first element is such a tensor.
+                floating-point tensor of any shape, or a tuple whose first element is such a tensor. It must not contain
+                Keras's float8 layers, whose gradients are new values of variables and must not be unscaled.
 
         Returns:
             A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with
