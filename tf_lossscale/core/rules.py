@@ -129,7 +129,7 @@ class Rules:
         """Return the state after a step. The same few scalar operations run after finite and non-finite steps.
 
         Args:
-            finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
+            finite: bool scalar, False if any value of any reduced gradient is infinite or NaN.
             before: the state that the step started with.
 
         Returns:

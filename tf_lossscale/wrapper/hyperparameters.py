@@ -42,7 +42,7 @@ def names(optimizer: object) -> tuple[str, ...]:
         optimizer: an optimizer from any library.
 
     Returns:
-        A tuple of names; empty if the optimizer class is not known and has no `hyperparameter_names`.
+        A tuple of names. It is empty if the optimizer class is not known and has no `hyperparameter_names`.
     """
     own = getattr(optimizer, "hyperparameter_names", None)
     if own is not None:
