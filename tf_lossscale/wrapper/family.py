@@ -68,7 +68,7 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether slots are created only for variables that have a gradient, as legacy and TF1 optimizers do.
+    #: Whether the optimizer creates slots only for variables that have a gradient, as legacy and TF1 optimizers do.
     slots_need_gradients = False
 
     @abc.abstractmethod
