@@ -83,7 +83,7 @@ class Observable(Parts):
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The current loss scale, a float32 scalar tensor."""
+        """The current loss scale, as a float32 scalar tensor."""
         self._stall.report(self)
         return tf.convert_to_tensor(self._loss_scale())
 
