@@ -266,7 +266,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def bad_steps(self) -> tf.Variable | None:
-        """The number of overflows since the scale last changed, as an int64 variable. It is None if `hysteresis` is 1."""
+        """The number of overflows since the scale last changed, as an int64 variable, or None if `hysteresis` is 1."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     @property
