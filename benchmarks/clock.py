@@ -26,7 +26,7 @@ def in_turns(
         seconds: time limit. No further round starts after this time, except to reach `least` rounds.
         least: minimum number of rounds.
         most: maximum number of rounds.
-        first: number of untimed calls to each function before the first round.
+        first: the number of untimed calls to each function before the first round.
     """
     names = list(functions)
     for function in functions.values():

@@ -27,9 +27,9 @@ def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False
         function: a module-level function whose first argument is a callback `begin`. The process is killed only after
             the function has called `begin()`.
         *arguments: the function's remaining arguments. The first of them is the directory to which the function writes.
-        killed_at: number of file operations, such as open or rename, that the process may perform in the directory
+        killed_at: the number of file operations, such as open or rename, that the process may perform in the directory
             between the call to `begin()` and the kill.
-        killed_after: number of seconds between the call to `begin()` and the kill.
+        killed_after: the number of seconds between the call to `begin()` and the kill.
         may_crash: whether a segmentation fault in the process is treated like a kill.
 
     Returns:

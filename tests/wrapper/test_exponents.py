@@ -167,7 +167,9 @@ def test_in_a_session_the_report_is_read_where_the_session_is_the_default():
 
 def test_the_report_before_a_step_in_a_graph_and_without_counts_says_what_to_do():
     optimizer = counting(KERAS_3.sgd())
-    with pytest.raises(ValueError, match=r"precision_report\(\) needs a counted step.*Take a step first"):
+    with pytest.raises(
+        ValueError, match=r"precision_report\(\) needs a step whose gradients were counted.*Take a step first"
+    ):
         optimizer.precision_report()
     with pytest.raises(RuntimeError, match=r"precision_report\(\).*Call it outside of tf\.function"):
         tf.function(optimizer.precision_report)()

@@ -44,7 +44,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
     Args:
         cell: a training cell. It returns the loss, or a tuple or list whose first element is the loss. If the cell was
             created in the scope of a strategy, each replica calls it with a part of the batch.
-        epochs: number of passes over the data.
+        epochs: the number of passes over the data.
         dataset: an iterable of batches, each a tuple of the cell's inputs.
         callbacks: callbacks from the library that is passed as `keras`. Their `model` attribute is the Keras model that
             the cell trains, with the cell's optimizer. The logs of a batch contain the loss of the step, and the logs
@@ -146,7 +146,7 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that iterates over one epoch's batches, and the number of batches (None if unknown)."""
+    """Return a function that iterates over one epoch's batches, and the number of batches, or None if it is unknown."""
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:

@@ -76,7 +76,7 @@ class DynamicLossScaleManager(LossScaleManager):
     Args:
         init_loss_scale: the scale to start with, a finite number of at least 1.
         scale_factor: the factor that the scale is multiplied or divided by, above 0.
-        scale_window: number of finite steps in a row after which the scale grows, an int above 0.
+        scale_window: the number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -196,7 +196,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
     Args:
         loss_scale_value: the scale to start with.
         scale_factor: the factor that the scale is multiplied or divided by, above 0.
-        scale_window: number of finite steps in a row after which the scale grows, an int above 0.
+        scale_window: the number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
         ValueError: `scale_factor` is not above 0.
@@ -300,7 +300,7 @@ def rules_of(scale_factor: float, scale_window: int) -> Rules:
 
     Args:
         scale_factor: the scale is multiplied by this factor when it grows, and divided by it after an overflow.
-        scale_window: number of finite steps in a row after which the scale grows.
+        scale_window: the number of finite steps in a row after which the scale grows.
     """
     return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
 

@@ -159,7 +159,7 @@ class Model:
         """Train the network. Keras shows its progress bar.
 
         Args:
-            epoch: number of passes over the data, an int above 0.
+            epoch: the number of passes over the data, an int above 0.
             train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
                 training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
                 replicas.

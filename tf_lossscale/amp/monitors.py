@@ -23,7 +23,7 @@ class LossMonitor:
     'epoch: 1 step: 2, loss is 0.5'
 
     Args:
-        per_print_times: number of steps from one printed line to the next, an int above 0.
+        per_print_times: the number of steps from one printed line to the next, an int above 0.
 
     Source: MindSpore, `mindspore.train.LossMonitor`.
     """
@@ -96,7 +96,7 @@ class OverflowMonitor(LossMonitor):
     'epoch: 1 step: 2, loss is 0.5, loss scale is 8, overflow: False'
 
     Args:
-        per_print_times: number of steps from one printed line to the next, an int above 0.
+        per_print_times: the number of steps from one printed line to the next, an int above 0.
     """
 
     def line(self, epoch: int, step: int, loss: float, optimizer: Optimizer) -> str:

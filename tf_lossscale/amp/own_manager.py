@@ -34,7 +34,7 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> Any:
-        """Return the current scale, a number."""
+        """Return the current scale, as a number."""
 
     @abc.abstractmethod
     def update_loss_scale(self, overflow: Any) -> None:
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return False if a class overrides the Python rule but not the update cell, which then follows the old rule."""
+    """Return False if a class overrides the rule in Python, but inherits an update cell with a different rule."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -118,7 +118,7 @@ class DynamicLossScaler(StaticLossScaler):
     Args:
         scale_value: the scale to start with, a finite number of at least 1, int or float.
         scale_factor: the factor that the scale is multiplied or divided by, an int above 0.
-        scale_window: number of finite steps in a row after which the scale grows, an int above 0.
+        scale_window: the number of finite steps in a row after which the scale grows, an int above 0.
 
     Raises:
         TypeError: an argument has the wrong type.

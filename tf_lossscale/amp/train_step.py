@@ -80,7 +80,7 @@ class TrainOneStepCell:
 
     @property
     def sens(self) -> tf.Tensor:
-        """The current loss scale, a float32 scalar tensor."""
+        """The current loss scale, as a float32 scalar tensor."""
         return self.optimizer.loss_scale
 
     def set_train(self, mode: bool = True) -> TrainOneStepCell:
@@ -239,7 +239,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
             gradients: one gradient for each of `weights`.
 
         Returns:
-            Whether the step overflowed on any replica, a bool scalar tensor.
+            Whether the step overflowed on any replica, as a bool scalar tensor.
         """
         super().update(gradients)
         scale = self.optimizer._loss_scale

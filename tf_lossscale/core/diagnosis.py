@@ -103,7 +103,7 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
         gradients: tensors, IndexedSlices or None.
 
     Returns:
-        A float32 scalar tensor; infinite or NaN if any gradient contains infinity or NaN.
+        A float32 scalar tensor, which is infinite or NaN if any gradient contains infinity or NaN.
     """
     wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)

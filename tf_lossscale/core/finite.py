@@ -27,7 +27,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
             the same index are added up before the check, because their sum is what an optimizer applies.
 
     Returns:
-        A bool scalar tensor; True if there is no gradient at all.
+        A bool scalar tensor, which is True if there is no gradient at all.
     """
     flags = [is_finite(gradient) for gradient in gradients if gradient is not None]
     return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)

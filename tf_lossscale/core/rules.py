@@ -22,11 +22,11 @@ class Counts(NamedTuple):
     32768.0
     """
 
-    #: The loss scale, a float32 scalar.
+    #: The loss scale, as a float32 scalar.
     scale: Any
-    #: The number of finite steps that count towards growth, an int64 scalar.
+    #: The number of finite steps that count towards growth, as an int64 scalar.
     good: Any
-    #: The number of non-finite steps that count towards the hysteresis, an int64 scalar.
+    #: The number of non-finite steps that count towards the hysteresis, as an int64 scalar.
     bad: Any
 
 
@@ -129,7 +129,7 @@ class Rules:
         """Return the state after a step. The same few scalar operations run after finite and non-finite steps.
 
         Args:
-            finite: bool scalar; False if any value of any reduced gradient is infinite or NaN.
+            finite: bool scalar, False if any value of any reduced gradient is infinite or NaN.
             before: the state that the step started with.
 
         Returns:

@@ -79,7 +79,7 @@ class LossScale(Variables):
             _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row, self.last_step_skipped
 
     def __call__(self) -> tf.Tensor:
-        """Return the current scale, a float32 scalar tensor."""
+        """Return the current scale, as a float32 scalar tensor."""
         raise NotImplementedError(
             f"{type(self).__name__} must define __call__(), which returns the current scale as a float32 scalar tensor."
         )
@@ -157,7 +157,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, a float. If it is None, a long run of skipped steps is not reported."""
+        """The lower bound of the scale, as a float. If it is None, a long run of skipped steps is not reported."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
@@ -187,13 +187,13 @@ class LossScale(Variables):
     # which lack these variables, could not be restored completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
-    """The number of steps, including skipped steps, an int64 scalar variable."""
+    """The number of steps, including skipped ones, as an int64 scalar variable."""
     skipped_steps = LazyVariable(0, tf.int64, tracked=False)
-    """The number of skipped steps, an int64 scalar variable."""
+    """The number of skipped steps, as an int64 scalar variable."""
     skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
-    """The number of skipped steps in a row, up to the last skipped step, an int64 scalar variable."""
+    """The number of skipped steps in a row, up to the last skipped step, as an int64 scalar variable."""
     last_step_skipped = LazyVariable(False, tf.bool, tracked=False)
-    """Whether the last step was skipped, a bool scalar variable."""
+    """Whether the last step was skipped, as a bool scalar variable."""
 
 
 class FixedLossScale(LossScale):
@@ -258,15 +258,15 @@ class DynamicLossScale(LossScale):
 
     @property
     def current_loss_scale(self) -> tf.Variable:
-        """The current scale, a float32 scalar variable."""
+        """The current scale, as a float32 scalar variable."""
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
     good_steps = LazyVariable(0, tf.int64)
-    """The number of finite steps since the scale last moved, an int64 scalar variable."""
+    """The number of finite steps since the scale last moved, as an int64 scalar variable."""
 
     @property
     def bad_steps(self) -> tf.Variable | None:
-        """The number of overflows since the scale last changed, an int64 scalar variable. None if `hysteresis` is 1."""
+        """The number of overflows since the scale last changed, as an int64 variable, or None if `hysteresis` is 1."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     @property

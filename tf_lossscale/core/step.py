@@ -1,7 +1,7 @@
 """Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome.
 
-In a graph, the faster twins in `core/fast` note on a tensor what it was computed from (`core.notes.origin`), for
-example of which stack it is a part. `as_arguments`, `apply_or_skip` and the check then use the noted tensors instead of
+In a graph, the faster twins in `core/fast` record what a tensor was computed from (see `core.notes.origin`), for
+example which stack it is a part of. `as_arguments`, `apply_or_skip` and the check then use the noted tensors instead of
 the tensors that are passed to them. The results have the same bits.
 """
 

@@ -31,7 +31,7 @@ class LossScaleManager(abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
-        """Return the current scale, a float32 scalar tensor."""
+        """Return the current scale, as a float32 scalar tensor."""
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor | bool) -> tf.Operation | None:
@@ -138,17 +138,17 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
 
     @property
     def current_loss_scale(self) -> Any:
-        """The scale, a float32 scalar variable."""
+        """The scale, as a float32 scalar variable."""
         return self._loss_scale
 
     @property
     def good_steps(self) -> Any:
-        """The number of finite steps since the scale last changed, an int32 scalar variable."""
+        """The number of finite steps since the scale last changed, as an int32 scalar variable."""
         return self._num_good_steps
 
     @property
     def bad_steps(self) -> Any:
-        """The number of overflows since the scale last changed, an int32 scalar variable."""
+        """The number of overflows since the scale last changed, as an int32 scalar variable."""
         return self._num_bad_steps
 
     def _reset_stats(self) -> Any:
@@ -156,7 +156,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
 
     def get_loss_scale(self) -> tf.Tensor:
-        """Return the current scale, a float32 scalar tensor."""
+        """Return the current scale, as a float32 scalar tensor."""
         return tf.convert_to_tensor(self._loss_scale)
 
     @do_not_convert

@@ -50,7 +50,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self) -> tf.Tensor:
-        """Return the current scale, a float32 scalar tensor."""
+        """Return the current scale, as a float32 scalar tensor."""
 
     @abc.abstractmethod
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
@@ -194,12 +194,12 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @property
     def current_loss_scale(self) -> tf.Variable:
-        """The scale, a float32 scalar variable."""
+        """The scale, as a float32 scalar variable."""
         return self._current_loss_scale
 
     @property
     def good_steps(self) -> tf.Variable:
-        """The number of finite steps since the scale last changed, an int64 scalar variable."""
+        """The number of finite steps since the scale last changed, as an int64 scalar variable."""
         return self._num_good_steps
 
     def __call__(self) -> tf.Tensor:

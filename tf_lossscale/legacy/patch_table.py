@@ -1,11 +1,15 @@
 """The old names that `install` restores, and the modules that it puts them into.
 
-| name or module | TensorFlow versions that have it | |---|---| | `tf.keras.mixed_precision.LossScaleOptimizer`, and
-`.Policy` with a `loss_scale` | 2.0 and newer | | `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed
-policy after the graph rewrite | 2.4 and newer | | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 | |
-`tf.mixed_precision.experimental` | 2.0 to 2.8 | | `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and
-newer | | `tf.compat.v1.mixed_precision` and its `.experimental` | 2.0 and newer | | `tf.contrib.mixed_precision` | 1.13
-to 1.15 | | `tensorflow.python...`: private modules that programs import nevertheless | 1.14 and newer |
+| name or module | TensorFlow versions that have it |
+|---|---|
+| `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
+| `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed policy after the graph rewrite | 2.4 and newer |
+| `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
+| `tf.mixed_precision.experimental` | 2.0 to 2.8 |
+| `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and newer |
+| `tf.compat.v1.mixed_precision` and its `.experimental` | 2.0 and newer |
+| `tf.contrib.mixed_precision` | 1.13 to 1.15 |
+| `tensorflow.python...`: private modules that programs import nevertheless | 1.14 and newer |
 
 An attribute such as `tf.keras` and an import statement may lead to two different module objects. Each name is put into
 both. The names that `compile` uses are in the table in `wrap_in_compile.py`.

@@ -14,12 +14,15 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 class LossScaleOptimizer(OldLossScaleOptimizer):
     """Accepts the arguments of every TensorFlow version, and returns the equivalent `tf_lossscale.LossScaleOptimizer`.
 
-    | call | scale | TensorFlow version | |---|---|---| | `(opt)` | dynamic | 2.4 and newer | |
-    `(opt, True, 1024, 500)`, `dynamic=True, initial_scale=1024, ...` | dynamic | 2.4 and newer | |
-    `(opt, False, 1024)`, `dynamic=False, initial_scale=1024` | fixed | 2.4 and newer | | `(opt, "dynamic")`,
-    `loss_scale="dynamic"` | dynamic | 2.0 to 2.3 | | `(opt, 1024)`, `loss_scale=1024` | fixed | 2.0 to 2.3 | |
-    `(opt, loss_scale)` with a LossScale or a config | as this argument describes | 2.0 to 2.3 | | `(opt, 1024, 500)` |
-    dynamic: starts at 1024, grows after 500 steps | 2.16 and newer, with Keras 3 |
+    | call | scale | TensorFlow version |
+    |---|---|---|
+    | `(opt)` | dynamic | 2.4 and newer |
+    | `(opt, True, 1024, 500)`, `dynamic=True, initial_scale=1024, ...` | dynamic | 2.4 and newer |
+    | `(opt, False, 1024)`, `dynamic=False, initial_scale=1024` | fixed | 2.4 and newer |
+    | `(opt, "dynamic")`, `loss_scale="dynamic"` | dynamic | 2.0 to 2.3 |
+    | `(opt, 1024)`, `loss_scale=1024` | fixed | 2.0 to 2.3 |
+    | `(opt, loss_scale)` with a LossScale or a config | as this argument describes | 2.0 to 2.3 |
+    | `(opt, 1024, 500)` | dynamic: starts at 1024, grows after 500 steps | 2.16 and newer, with Keras 3 |
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), False, 1024)

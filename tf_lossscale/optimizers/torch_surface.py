@@ -170,7 +170,7 @@ class TorchSurface(AdafactorBase):
             KeyError: `state_dict` lacks "state", "param_groups" or a parameter's "step".
         """
         if not isinstance(state_dict, Mapping):
-            raise AttributeError(f"`state_dict` must be a dict, as state_dict() returns it, but got: {state_dict!r}.")
+            raise AttributeError(f"`state_dict` must be a dict that state_dict() returned, but got: {state_dict!r}.")
         pre_hooks = list(self._hooks["load_state_dict_pre"])
         loaded: Any = copy.deepcopy(dict(state_dict)) if pre_hooks else state_dict
         for hook in pre_hooks:

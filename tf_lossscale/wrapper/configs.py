@@ -164,7 +164,7 @@ def _a_model_is_being_saved() -> bool:
 def inner_of(config: Any) -> Any:
     """Return the inner optimizer's entry in a wrapper's config: a nested config or an optimizer object."""
     if not isinstance(config, dict):
-        raise TypeError(f"`config` must be a dict, as get_config() returns it, but got: {config!r}.")
+        raise TypeError(f"`config` must be a dict that get_config() returned, but got: {config!r}.")
     inner = config.get("inner_optimizer") or config.get("optimizer")
     if not inner:
         raise KeyError("`config` has no 'inner_optimizer'. Pass the result of a LossScaleOptimizer's get_config().")

@@ -5,19 +5,19 @@ the first of these rules that applies decides:
 
 1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. The results of arithmetic on these
    gradients have no mark.
-2. The most recent recorded call in the same place. A place is a function being traced, or a thread in eager mode. After
-   `scale_loss` the gradients are scaled; after `get_scaled_loss` or `get_unscaled_gradients` they are unscaled. If a
-   function contains no recorded call, the functions that enclose it are searched.
-3. Calls in other places that no update has followed yet. They count because gradients can be passed between functions
-   and threads. In eager mode the call of rule 2 counts together with these calls. If the calls disagree, the update
-   raises an error.
+2. In a function being traced: the most recent call that was recorded in this function. If there is none, the functions
+   that enclose it are searched. After `scale_loss` the gradients are scaled; after `get_scaled_loss` or
+   `get_unscaled_gradients` they are unscaled.
+3. All calls in other functions and threads that no update has followed yet, because gradients can be passed between
+   functions and threads. For an update in eager mode, this thread's most recent call in eager mode counts as well. If
+   the calls disagree, the update raises an error.
 4. If no call was recorded, the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says. A
    warning names the methods that were not called.
 
 A call to `scale_loss` allows only one update. A second update raises an error, because its gradients may be scaled or
 unscaled. Unscaled gradients may be passed to several updates. A traced function keeps the decision made during tracing.
-If that decision came from a call in another place, a later call that implies the opposite raises an error, unless the
-later call is in a traced function that also contains an update.
+If that decision came from a call outside the function, a later call that implies the opposite raises an error, unless
+the later call is in a traced function that contains its own update.
 
 `apply` takes scaled gradients. It raises an error if rules 1 to 3 imply that the gradients are unscaled, and warns if
 they may be unscaled. For a Sonnet optimizer, `apply` also takes unscaled gradients, and then the rules of
@@ -72,7 +72,7 @@ class _Call:
 
 
 class _Thread(threading.local):
-    #: The number of nested calls to complete steps, such as `minimize`, that the thread is executing.
+    #: The number of nested calls to methods that take a whole step, such as `minimize`, that the thread is executing.
     whole_steps = 0
 
 
@@ -80,9 +80,9 @@ class Decision(NamedTuple):
     """Whether the gradients passed to an update are scaled, and where the update takes place."""
 
     scaled: bool
-    #: The functions being traced, innermost first, or eager mode.
+    #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
     places: list[Any]
-    #: Whether a function is being traced, and the decision was made from calls outside this function.
+    #: Whether the update is in a function being traced, and the decision is based on calls outside this function.
     depends_on_other_functions: bool = False
 
 
@@ -138,9 +138,9 @@ class Contract:
     def unscaled_inside(self) -> None:
         """Record that a loss function wrapped by `scale_inside` has unscaled its gradients.
 
-        The next update then gets unscaled gradients. After a call to `scale_loss`, nothing is recorded: Keras 3's `fit`
-        passes the loss that the wrapped function returns to `scale_loss`, and the gradients of that loss are still
-        scaled.
+        The next update then gets unscaled gradients. If `scale_loss` was called first, nothing is recorded: Keras 3's
+        `fit` has then scaled the loss of the wrapped function, and the gradients are still scaled by this second
+        factor.
         """
         with self._lock:
             if not any(
@@ -151,7 +151,7 @@ class Contract:
 
     @contextlib.contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Return a context manager for a complete step. Calls in it are not compared with functions traced earlier."""
+        """Return a context manager for a complete step. Calls inside it are not checked against earlier decisions."""
         self._thread.whole_steps += 1
         try:
             yield
@@ -216,9 +216,9 @@ class Contract:
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
         if len(answers) > 1 or (True in answers and some_unscaled):
             raise RuntimeError(
-                "Cannot tell whether these gradients are scaled: both scale_loss() and get_unscaled_gradients() (or "
-                "get_scaled_loss()) were called for this optimizer in other functions, threads or steps, or more than "
-                f"one update follows one scale_loss(). {_TWO_WAYS_OUT}"
+                "Cannot tell whether these gradients are scaled. Either more than one update follows a single "
+                "scale_loss(), or different functions, threads or steps called scale_loss() and "
+                f"get_unscaled_gradients() (or get_scaled_loss()) for this optimizer. {_TWO_WAYS_OUT}"
             )
         answer = answers.pop() if answers else otherwise
         return Decision(answer, places, not in_same_function and places != [_EAGER])
@@ -231,7 +231,8 @@ class Contract:
         """
 
         def is_used_up(call: _Call) -> bool:
-            # One call to `scale_loss` determines only one update. Unscaled gradients may be passed to several updates.
+            # A call to `scale_loss` implies scaled gradients for only one update. Unscaled gradients may be passed to
+            # several updates.
             return scaled_after[call.method] and threading.current_thread() in call.followed_in
 
         calls, place = self._deciding_calls(places, lambda call: call.method in scaled_after and not is_used_up(call))
@@ -246,10 +247,10 @@ class Contract:
     def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
-        The gradients that `get_unscaled_gradients` received and returned are marked. For gradients without a mark, the
-        earlier calls decide. The gradients may come from several functions and threads. If `get_unscaled_gradients` was
-        the most recent call in all of them, the gradients are unscaled. If it was the most recent call in only some of
-        them, the gradients may be unscaled.
+        `get_unscaled_gradients` marks the gradients that it receives as scaled, and the gradients that it returns as
+        unscaled. For gradients without a mark, the earlier calls decide. The gradients may come from several functions
+        and threads. If `get_unscaled_gradients` was the most recent call in all of them, the gradients are unscaled. If
+        it was the most recent call in only some of them, the gradients may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -289,10 +290,10 @@ class Contract:
         return [call for call in (*here, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return the most recent calls that this thread made in the given traced functions, or in eager mode.
+        """Return the most recent recorded calls that this thread made in the given traced functions, or in eager mode.
 
-        If this thread made no call in a function, the calls that other threads made in the function are returned
-        instead, because each replica is traced in its own thread.
+        If this thread made no such call in a function, return the calls that other threads made in it, because each
+        replica is traced in its own thread.
         """
         found: list[_Call] = []
         for place in places:

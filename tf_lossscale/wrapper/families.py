@@ -241,7 +241,7 @@ def _instead_of_wrapping(wrapper: Any) -> str:
     if getattr(wrapper, "_family_class", None) is not None:
         return "Use it as it is."
     # The message suggests a new optimizer rather than the wrapper's inner optimizer, because tf_keras's wrapper adds
-    # variables to its inner optimizer, which would remain there.
+    # variables to its inner optimizer, and these variables would stay in it.
     inner = type(wrapper.inner_optimizer).__name__ if hasattr(wrapper, "inner_optimizer") else "Adam"
     return (
         f"Wrap a new optimizer: tf_lossscale.LossScaleOptimizer({inner}(...)). If `compile` wrapped it, call "

@@ -68,7 +68,7 @@ class Family(abc.ABC):
 
     # Building. --------------------------------------------------------------------------------------------------
 
-    #: Whether slots are created only for variables that have a gradient, as legacy and TF1 optimizers do.
+    #: Whether the optimizer creates slots only for variables that have a gradient, as legacy and TF1 optimizers do.
     slots_need_gradients = False
 
     @abc.abstractmethod
@@ -99,7 +99,7 @@ class Family(abc.ABC):
 
     # Gradients. -------------------------------------------------------------------------------------------------
 
-    #: Whether a step sums the gradients over the replicas; False if the library leaves the summing to the caller.
+    #: Whether a step sums the gradients over the replicas. If False, the library leaves the summing to the caller.
     sums_over_replicas = True
     #: A user-defined function that sums gradients over the replicas. It takes and returns (gradient, variable) pairs.
     #: None if the strategy sums the gradients.

@@ -49,8 +49,8 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
 
     Raises:
         ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable. Also
-            raised if a gradient that represents a variable's new value was divided by the loss scale, or if a variable
-            has copies on several replicas and no strategy is in use.
+            raised if a gradient that overwrites its variable (see `overwrite_with_gradient` in Keras) was divided by
+            the loss scale, or if a variable has copies on several replicas and no strategy is in use.
         TypeError: a gradient does not have a floating-point dtype, or an element of `variables` is not a variable.
     """
     if len(gradients) != len(variables):
@@ -71,9 +71,9 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         has_gradient = True
         if getattr(variable, "overwrite_with_gradient", False) and notes.any_and_all_unscaled([gradient])[0]:
             raise ValueError(
-                f"The gradient of {variable.name} is the variable's new value, but get_unscaled_gradients() divided it "
-                "by the loss scale. Pass the gradients of the scaled loss to apply(gradients, variables), or call "
-                "minimize(): both leave such gradients as they are."
+                f"{variable.name} has overwrite_with_gradient=True, so its gradient is the variable's new value, but "
+                "get_unscaled_gradients() divided this gradient by the loss scale. Pass the gradients of the scaled "
+                "loss to apply(gradients, variables), or call minimize(): both leave such gradients as they are."
             )
         if isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape and gradient.dtype in _USUAL:
             continue

@@ -42,7 +42,7 @@ def names(optimizer: object) -> tuple[str, ...]:
         optimizer: an optimizer from any library.
 
     Returns:
-        A tuple of names; empty if the optimizer class is not known and has no `hyperparameter_names`.
+        A tuple of names. It is empty if the optimizer class is not known and has no `hyperparameter_names`.
     """
     own = getattr(optimizer, "hyperparameter_names", None)
     if own is not None:
@@ -115,7 +115,7 @@ class Delegating(Parts):
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if the inner optimizer has an attribute of the same name, because that attribute is not changed."""
+        """Warn if the inner optimizer also has the attribute that is being set, because it keeps its own value."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "

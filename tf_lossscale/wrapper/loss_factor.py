@@ -17,8 +17,8 @@ from tf_lossscale.wrapper.family import Family
 class LossFactor:
     """The loss scale, multiplied by the inner optimizer's `loss_scale_factor` if that is set.
 
-    Under a ParameterServerStrategy, another worker may change the scale between the loss and the gradients of a step.
-    Each thread therefore remembers the factor of its last loss.
+    Under a ParameterServerStrategy, another worker may change the scale after a step has scaled its loss and before it
+    unscales its gradients. Each thread therefore remembers the factor by which it multiplied its last loss.
 
     Args:
         family: the inner optimizer's family.
@@ -32,7 +32,7 @@ class LossFactor:
         return LossFactor(copy.deepcopy(self._family, memo))
 
     def current(self, loss_scale: LossScale) -> tf.Tensor:
-        """Return the factor at this moment, a float32 scalar."""
+        """Return the current factor, as a float32 scalar."""
         factor = self._family.loss_scale_factor
         return loss_scale() if factor is None else loss_scale() * factor
 

@@ -134,8 +134,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     Raises:
         TypeError: `inner_optimizer` belongs to no known family or is a LossScaleOptimizer, or an argument has the wrong
             type.
-        ValueError: `inner_optimizer` is already wrapped, or an argument is out of range, contradicts the inner
-            optimizer, or is not supported by its family.
+        ValueError: `inner_optimizer` is already wrapped, or an argument is out of range, contradicts a setting of the
+            inner optimizer, or is not supported by the inner optimizer's family.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`,
     https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
@@ -144,7 +144,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     __signature__ = _SignatureOfInit()
 
     # Calling LossScaleOptimizer creates an instance of the wrapper class for the inner optimizer's library. Calling a
-    # user-defined subclass creates an instance of a class derived from the subclass and the wrapper class. The wrapper
+    # user-defined subclass creates an instance of a class derived from the subclass and the wrapper class. Only wrapper
     # classes set `_family_class`.
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
         del args, kwargs
@@ -384,7 +384,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Args:
             loss_fn: a function with any arguments that computes the loss from the trained variables. It must return a
-                floating-point tensor of any shape, or a tuple whose first element is such a tensor.
+                floating-point tensor of any shape, or a tuple whose first element is such a tensor. It must not contain
+                Keras's float8 layers, whose gradients are new values of variables and must not be unscaled.
 
         Returns:
             A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with
@@ -654,7 +655,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
-        """The number of finite steps since the scale last changed, an int64 variable, or None if the scale is fixed."""
+        """The number of finite steps since the scale last changed, as an int64 variable.
+
+        It is None if the scale is fixed.
+        """
         return self._loss_scale.good_steps if self.dynamic else None
 
     @property
@@ -752,7 +756,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             variables = list(self.variables)
         if len(weights) != len(variables):
             raise ValueError(
-                f"set_weights(weights) needs {len(variables)} arrays, as get_weights() returns them, but got "
+                f"set_weights(weights) needs {len(variables)} arrays, as many as get_weights() returns, but got "
                 f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
             )
         assign_all(variables, weights)
@@ -792,7 +796,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
     """Overwrite the variables with their moving averages, if the inner optimizer keeps moving averages.
 
-    Keras 3 and tf_keras call this function as a method. The wrappers of both libraries' optimizers have this method.
+    Keras 3 and tf_keras call this method on optimizers. It is a function, because only the wrapper classes for these
+    two libraries have the method.
 
     Args:
         var_list: the variables to overwrite. The default is all variables for which the optimizer is built.

@@ -22,7 +22,8 @@ class Parts:
     True
     """
 
-    #: The `Family` class for the optimizers that this wrapper class wraps. Base classes for all families have None.
+    #: The `Family` class for the optimizers that this wrapper class wraps, or None in a base class that all families
+    #: share.
     _family_class: type[Family] | None = None
 
     _optimizer: Any

@@ -83,7 +83,7 @@ class Observable(Parts):
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The current loss scale, a float32 scalar tensor."""
+        """The current loss scale, as a float32 scalar tensor."""
         self._stall.report(self)
         return tf.convert_to_tensor(self._loss_scale())
 
@@ -100,13 +100,15 @@ class Observable(Parts):
     def skipped_steps(self) -> tf.Variable | int:
         """The number of skipped steps since this optimizer was created, as an int64 variable.
 
-        The value is the Python constant 0 if no step is ever skipped.
+        If the optimizer is configured never to skip a step, the value is the Python integer 0.
         """
         return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
 
     @property
     def gradient_norm(self) -> tf.Variable | None:
-        """The global norm of the last step's unscaled gradients, a float32 variable, or None without `diagnose=True`.
+        """The global norm of the last step's unscaled gradients, as a float32 variable.
+
+        It is None without `diagnose=True`.
 
         The gradients are summed over the replicas, and the inner optimizer has not clipped them yet. The norm is
         infinite or NaN if the step was skipped.
@@ -293,7 +295,7 @@ class Observable(Parts):
         counts = self._last_counts()
         if counts is None:
             raise ValueError(
-                "precision_report() needs a counted step, but this optimizer has counted none. Take a step first."
+                "precision_report() needs a step whose gradients were counted, but there was none. Take a step first."
             )
         return PrecisionReport(counts)
 

@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Split a list, which has one element per gradient, into one (update, elements) pair for each update."""
+        """Return an (update, elements) pair for each update, given an element for each gradient of all updates."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:

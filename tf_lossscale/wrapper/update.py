@@ -141,8 +141,8 @@ class Update(step.Update):
 
     def _to_compile(self) -> StepToCompile:
         """Collect all Python objects that the compiled step depends on."""
-        # A gradient that occurs twice in the list is only one argument of the compiled function. `types` therefore
-        # contains the position of each gradient among the distinct gradients.
+        # If a gradient occurs twice in the list, the compiled function takes it as a single argument. `types` therefore
+        # also contains the number of this argument for each gradient.
         place: dict[int, int] = {}
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients

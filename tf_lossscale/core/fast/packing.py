@@ -148,7 +148,8 @@ class Scaled(NamedTuple):
         The result has the same bits as a gradient from `core.scaling.unscale`, which uses the same operations.
 
         Args:
-            one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
+            one: the scalar 1 that `at_most_once` passes to its function, or None outside of such a function. See
+                `kept_inside`.
         """
         return scaling.divide(kept_inside(self.values, one), self.scale)
 
@@ -163,7 +164,7 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
 
     Args:
         values: a floating-point tensor.
-        one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere.
+        one: the scalar 1 that `at_most_once` passes to its function, or None outside of such a function.
     """
     return values if one is None else values * tf.cast(one, values.dtype)
 
@@ -214,7 +215,8 @@ class Packed:
         """Return the gradients, unpacked in the caller's graph.
 
         Args:
-            one: inside `at_most_once`, the scalar 1 that the loop provides; None elsewhere. See `kept_inside`.
+            one: the scalar 1 that `at_most_once` passes to its function, or None outside of such a function. See
+                `kept_inside`.
             tensors: replacements for `self.tensors`, for example their sums over all replicas.
         """
         tensors = self.tensors if tensors is None else tensors

@@ -98,7 +98,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         variables: the variables to restore, as in `restore`.
 
     Returns:
-        The restored values, as `restore` returns them.
+        The restored values, in the form that `restore` returns.
 
     Raises:
         ValueError: the file does not fit the optimizer and variables.
