@@ -21,7 +21,7 @@ from tf_lossscale.wrapper import families
 from tf_lossscale.writing import checkpoint_errors_are_os_errors, name_latest_checkpoint
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# A placeholder for the value of an optimizer argument that is missing in the file to convert.
+# A placeholder for the value of an optimizer argument that is missing from the file to convert.
 _UNKNOWN = object()
 _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 

@@ -1,4 +1,4 @@
-"""Reads the file formats of Keras: `.keras` archives, `.h5` models and `.weights.h5` files."""
+"""Reads Keras's file formats: `.keras` archives, `.h5` models and `.weights.h5` files."""
 
 from __future__ import annotations
 

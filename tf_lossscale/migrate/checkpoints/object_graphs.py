@@ -1,4 +1,4 @@
-"""Reads files with an object graph: checkpoints of `tf.train.Checkpoint`, and the variables of a SavedModel."""
+"""Reads files that contain an object graph: checkpoints from `tf.train.Checkpoint`, and variables of SavedModels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores the state of an optimizer of any library or version into a current optimizer."""
+"""Restores the saved state of an optimizer, from any library or version, into a current optimizer."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def restore(
     (1, 64.0, 1)
 
     Args:
-        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint of `tf.train.Checkpoint`
-            or `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or a `.keras` or `.h5` file.
+        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint from
+            `tf.train.Checkpoint` or `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or a `.keras` or
+            `.h5` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the

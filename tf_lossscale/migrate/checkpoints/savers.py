@@ -1,4 +1,4 @@
-"""Reads files of `tf.compat.v1.train.Saver`, which contain only the names and values of variables."""
+"""Reads files written by `tf.compat.v1.train.Saver`, which contain only the names and values of variables."""
 
 from __future__ import annotations
 

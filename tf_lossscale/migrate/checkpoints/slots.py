@@ -23,8 +23,8 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
 # Maps each slot that an optimizer creates only if an argument is set to the name of this argument.
 OPTIONAL = {"momentum": "momentum", "mg": "centered", "vhat": "amsgrad"}
 
-# Maps each optimizer of `tf.compat.v1.train` to the possible lists of its slots. Files of `tf.compat.v1.train.Saver`
-# contain numbers instead of slot names. The numbers follow the order of these lists.
+# Maps each optimizer class in `tf.compat.v1.train` to the possible lists of its slots. Files written by
+# `tf.compat.v1.train.Saver` contain numbers instead of slot names. The numbers follow the order of these lists.
 SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adam": (("m", "v"),),
     "Momentum": (("momentum",),),
@@ -36,7 +36,7 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
 # Lower-case names of optimizers that are not supported, although their slots have the same names as the slots of an
 # optimizer in `ATTRIBUTES`.
 _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
-# Maps classes of `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
+# Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
 # Maps each class to a note for the user of `restore`. The note says how the steps of the restored optimizer differ
@@ -92,7 +92,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
         slots: the names that TensorFlow 2 uses for the optimizer's slots.
         others: the names of the optimizer's other variables.
         names: names that contain the optimizer's own name, such as names of its variables.
-        of_tf1: whether the optimizer is of `tf.compat.v1.train`, which has no AdamW and no Adamax.
+        of_tf1: whether the optimizer is from `tf.compat.v1.train`, which has no AdamW and no Adamax.
 
     Returns:
         A key of `ATTRIBUTES`, or None if the class is unknown.
