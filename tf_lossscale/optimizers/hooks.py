@@ -197,7 +197,8 @@ class Hooked:
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
         """Call `update`, and call the step hooks before and after it.
 
-        Inside `step`, call only `update`, because `around_step` calls the hooks with the arguments of `step`.
+        During a call to `step`, call only `update`, because `around_step` already calls the hooks, with the arguments
+        of `step`.
         """
         before, after = self._step_hooks()
         if self._in_step:

@@ -128,10 +128,9 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the names that the given files export.
+        """Read the names that the given files, and the files connected to them by imports, export.
 
-        Then continue with the files that these files import, and with the files that import old names from them.
-
+        A file is connected if a file that was read imports it, or if it imports old names from a file that was read.
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
         waiting = dict.fromkeys(paths)
