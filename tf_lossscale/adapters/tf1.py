@@ -15,7 +15,7 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class Family(family.Family):
-    """The adapter for the optimizers of `tf.compat.v1.train`."""
+    """The adapter for the optimizers in `tf.compat.v1.train`."""
 
     options = ()
     slots_need_gradients = True

@@ -1,4 +1,4 @@
-"""Adapter for the optimizers of `tf_keras.optimizers`, which TensorFlow 2.15 calls `tf.keras.optimizers`."""
+"""Adapter for the optimizers in `tf_keras.optimizers`, which TensorFlow 2.15 calls `tf.keras.optimizers`."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Probe:
         return dataclasses.replace(found, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Count the gradients of the next step, and then those of every `every`-th step after it."""
+        """Count the gradients in the next step, and then in every `every`-th step after it."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +166,7 @@ class Probe:
         return counted
 
     def _record(self, given: list[Any], variables: list[Any]) -> list[Any]:
-        """Count gradients by exponent. The list `given` contains gradients, or (gradient, variable) pairs."""
+        """Count gradients by exponent. `given` is a list of gradients, or of (gradient, variable) pairs."""
         if isinstance(given[0], (tuple, list)):
             gradients, known = unzip(given)
         else:
