@@ -68,8 +68,8 @@ class Family(family.Family):
         return getattr(self.inner, "_built", False)
 
     def known_variables(self) -> list[Any] | None:
-        known = [each() for each in self._variables]
-        return known if known and all(each is not None for each in known) else None
+        variables = [each() for each in self._variables]
+        return variables if variables and all(each is not None for each in variables) else None
 
     def gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
@@ -123,9 +123,9 @@ class Family(family.Family):
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
         config = configs.by_registered_name(config, tf_keras.saving)
         # Keras 2 cannot look up its own Lion and Adafactor by name. In TensorFlow 2.15, it cannot look up AdamW either.
-        known = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
-        known.update(custom_objects or {})
-        return tf_keras.optimizers.deserialize(config, custom_objects=known)
+        classes = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
+        classes.update(custom_objects or {})
+        return tf_keras.optimizers.deserialize(config, custom_objects=classes)
 
     def copied(self, memo: dict[int, Any]) -> Any:
         # A tf_keras optimizer refers to its strategy. A strategy cannot be copied, so the copy of the optimizer refers

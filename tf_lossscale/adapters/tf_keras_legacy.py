@@ -179,10 +179,10 @@ class LossScaleOptimizer(
         return self._optimizer._decayed_lr(var_dtype)
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        found = self._optimizer._lookup_dependency(name, *args)
+        dependency = self._optimizer._lookup_dependency(name, *args)
         # TensorFlow 2.0 to 2.2 saved the inner optimizer in a child object called `base_optimizer`. In checkpoints of
         # newer versions, this object is empty.
-        return self._optimizer if found is None and name == "base_optimizer" else found
+        return self._optimizer if dependency is None and name == "base_optimizer" else dependency
 
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Any, slot_name: str, variable: Any, **kwargs: Any

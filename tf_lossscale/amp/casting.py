@@ -123,8 +123,8 @@ def naming_the_layer(level: str) -> Iterator[None]:
         mixed = _MIXED.search(text)
         if level == "O0" or mixed is None:
             raise
-        found = _CALLED.search(text)
-        layer = f"Layer {found[1]}" if found else "A layer"
+        match = _CALLED.search(text)
+        layer = f"Layer {match[1]}" if match else "A layer"
         raise TypeError(
             f"{layer} mixes half precision and float32 at level {level}: {mixed[0]}. All inputs of an operation "
             "need the same dtype. After setting the level, call to_float(layer, 'float32') for this layer, or cast in "

@@ -150,8 +150,8 @@ def to_float(layer: Same, dtype: DType) -> Same:
     dtype = _dtype(dtype, ("float32", *_HALF))
     # This call raises a TypeError if `layer` is not a Keras layer.
     layers.layers_of(layer)
-    known: Any = layer
-    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, known.name, layer))
+    as_layer: Any = layer
+    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, as_layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)

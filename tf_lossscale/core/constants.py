@@ -62,7 +62,7 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     Raises:
         Unknown: a part of the object may affect a function in a way that the part's attributes do not show.
     """
-    found: list[Any] = []
+    items: list[Any] = []
     identified = [] if identified is None else identified
     # Maps the id of each object whose attributes or items are in the key to a pair of a consecutive number and the
     # object. The reference to the object prevents Python from reusing the id.
@@ -73,32 +73,32 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
         path, value = waiting.pop()
         kind = type(value)
         if kind in _BY_VALUE:
-            found += (kind, value)
+            items += (kind, value)
         elif kind is float:
             # The key contains floats as strings, so that NaN equals NaN, and 0.0 differs from -0.0.
-            found += (kind, repr(value))
+            items += (kind, repr(value))
         elif _is_variable(kind):  # type: ignore[arg-type]
             identified.append(value)
-            found += (kind, id(value))
+            items += (kind, id(value))
             # A Keras 3 variable wraps a TensorFlow variable. The wrapped variable may be replaced, so the key also
             # contains the wrapped variable's id.
             if "_value" in vars(value):
                 waiting.append((path, value._value))
         elif isinstance(value, type):
-            found.append(value)
+            items.append(value)
         elif isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
-            found += (kind, *_values(value, path))
+            items += (kind, *_values(value, path))
         elif isinstance(value, (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy)):
             identified.append(value)
-            found += (kind, id(value))
+            items += (kind, id(value))
         elif id(value) in numbers:
-            found.append(numbers[id(value)][0])
+            items.append(numbers[id(value)][0])
         else:
             numbers[id(value)] = len(numbers), value
             shape, parts = _parts(value, path, ignored, identified)
-            found.append(shape)
+            items.append(shape)
             waiting += parts
-    return tuple(found)
+    return tuple(items)
 
 
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, complex, tf.DType, tf.TensorShape})
@@ -150,17 +150,17 @@ def _named_parts(
     kind: type, parts: dict[Any, Any], path: str, ignored: Collection[str]
 ) -> tuple[Any, list[tuple[str, Any]]]:
     names: list[str] = []
-    found: list[tuple[str, Any]] = []
+    named_parts: list[tuple[str, Any]] = []
     for name, part in parts.items():
         if not isinstance(name, str):
-            found += [(f"{path}[{name!r}]", name), (f"{path}[{name!r}]", part)]
+            named_parts += [(f"{path}[{name!r}]", name), (f"{path}[{name!r}]", part)]
         elif name not in ignored and not name.startswith(_BOOKKEEPING):
             names.append(name)
     # The order of attributes must not matter: deleting an attribute and setting it again moves it to the end.
     names.sort()
     for name in names:
-        found.append((f"{path}.{name}" if path else name, parts[name]))
-    return (kind, tuple(names)), found
+        named_parts.append((f"{path}.{name}" if path else name, parts[name]))
+    return (kind, tuple(names)), named_parts
 
 
 @contextlib.contextmanager

@@ -63,26 +63,26 @@ class Diagnosis(Variables):
         """
         self.prepare(names)
         step = value_or_zero(self.steps) + 1
-        done = [self.steps.assign(step), self.gradient_norm.assign(global_norm(gradients))]
+        assigned = [self.steps.assign(step), self.gradient_norm.assign(global_norm(gradients))]
         table = self._table(names)
 
         def note() -> Any:
             return table.assign(_after(value_or_zero(table), evidence, step))
 
-        return done + unless(applied, note)
+        return assigned + unless(applied, note)
 
     def counts(self) -> dict[str, np.ndarray]:
         """Return a dict that maps variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
 
         A step is bad for a variable if the variable's gradient was infinite or NaN.
         """
-        found: dict[str, np.ndarray] = {}
+        counts: dict[str, np.ndarray] = {}
         for names in self._tables:
             for name, row in zip(names, tf.convert_to_tensor(self._table(names)).numpy()):
-                before = found.get(name, np.zeros_like(row))
+                before = counts.get(name, np.zeros_like(row))
                 steps, _, infinities, nans = before + row
-                found[name] = np.array([steps, max(before[1], row[1]), infinities, nans])
-        return found
+                counts[name] = np.array([steps, max(before[1], row[1]), infinities, nans])
+        return counts
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._tables.append(names)

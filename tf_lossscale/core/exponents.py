@@ -101,8 +101,8 @@ class Exponents(Variables):
                 self.following.assign(step + self.every),
             ]
 
-        done = unless(step < value_or_zero(self.following), count)
-        return [*done, *operations(self.steps.assign(step))]
+        counted = unless(step < value_or_zero(self.following), count)
+        return [*counted, *operations(self.steps.assign(step))]
 
     def counts_next(self) -> bool:
         """Return whether the next step might count gradients.
@@ -140,11 +140,11 @@ class Exponents(Variables):
             The counts. If no step was counted, the result is None.
         """
         made = self._all()
-        found = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
-        steps = [int(_value(counted_step)) for (_, counted_step, _), _ in found]
+        tables = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
+        steps = [int(_value(counted_step)) for (_, counted_step, _), _ in tables]
         if not any(steps):
             return None
-        (counts, _, scale), names = found[int(np.argmax(steps))]
+        (counts, _, scale), names = tables[int(np.argmax(steps))]
         return ExponentCounts(names, _value(counts), float(_value(scale)), max(steps))
 
     def steps_taken(self) -> int:
@@ -156,12 +156,12 @@ class Exponents(Variables):
 
         The values are cached unless a graph may also change these two variables.
         """
-        found = None if self._in_graphs else self._known.get(replicas.replica())
-        if found is None:
+        numbers = None if self._in_graphs else self._known.get(replicas.replica())
+        if numbers is None:
             replicas.once(self._make_numbers)
-            found = int(_value(self.steps)), int(_value(self.following))
-            self._keep(found)
-        return found
+            numbers = int(_value(self.steps)), int(_value(self.following))
+            self._keep(numbers)
+        return numbers
 
     def _keep(self, numbers: tuple[int, int]) -> None:
         # A tf.function that also takes steps changes the variables without updating the cache, so nothing is cached in
@@ -244,19 +244,19 @@ class _Bits:
         Zeros are counted in the column for the lowest exponent, and infinities in the column for NaN.
         """
         exponents = 2**self._exponent
-        found = _histogram(
+        histogram = _histogram(
             self._as_index(tf.bitwise.right_shift(self._bits, self._constant(self._mantissa))), 2 * exponents
         )
         columns = [column(bits - exponents // 2 + 1) for bits in range(exponents - 1)] + [NAN]
-        row = tf.math.unsorted_segment_sum(found, np.array(columns * 2), COLUMNS)
+        row = tf.math.unsorted_segment_sum(histogram, np.array(columns * 2), COLUMNS)
         # TensorFlow cannot stack int32 tensors on a GPU.
         return tf.cast(row, tf.int64)
 
     def number(self, of: int) -> tf.Tensor:
         """Count the values that equal `of` in all bits except the sign bit. Return an int64 tensor of shape [1]."""
         magnitude = tf.bitwise.bitwise_and(self._bits, self._constant(2 ** (self._mantissa + self._exponent) - 1))
-        found = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
-        return tf.cast(found, tf.int64)
+        histogram = _histogram(self._as_index(tf.bitwise.bitwise_xor(magnitude, self._constant(of))), 1)
+        return tf.cast(histogram, tf.int64)
 
     def _constant(self, value: int) -> tf.Tensor:
         return tf.constant(value, self._unsigned)

@@ -25,15 +25,15 @@ def operations(result: Any) -> list[Any]:
     Returns:
         A list of `tf.Operation`.
     """
-    found: list[Any] = []
+    collected: list[Any] = []
     for leaf in tf.nest.flatten(result):
         distributed = isinstance(leaf, tf.distribute.DistributedValues)
         parts = tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
         for each in parts:
             operation = getattr(each, "op", each)
             if isinstance(operation, tf.Operation):
-                found.append(operation)
-    return found
+                collected.append(operation)
+    return collected
 
 
 def finished(result: Any) -> tf.Tensor:

@@ -122,14 +122,14 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
         TypeError: a gradient does not have a floating-point dtype.
     """
     kept = (tf.IndexedSlices, type(None))
-    found = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
-    for gradient in found:
+    tensors = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
+    for gradient in tensors:
         if gradient is not None and not gradient.dtype.is_floating:
             raise TypeError(
                 f"A gradient must be a floating-point tensor, but got dtype {gradient.dtype.name}. "
                 "Compute gradients only for floating-point variables."
             )
-    return found
+    return tensors
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:

@@ -136,12 +136,12 @@ class LossScale(Variables):
         """
         if not self.may_skip:
             return []
-        done = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
+        assigned = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
         # An applied step does not change the counts of skipped steps. In a legacy graph it nevertheless assigns the
         # current counts again, because a variable that was not initialized can be read only after an assignment.
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            done += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
-        return done
+            assigned += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
+        return assigned
 
     def skip(self) -> list[Any]:
         """Count a skipped step. This is called only for skipped steps, before `record`.
@@ -351,10 +351,10 @@ class DynamicLossScale(LossScale):
         # In a graph an infinite or NaN scale may be restored from a checkpoint unnoticed. If such a scale were not
         # replaced, every step would be skipped, and the scale would never recover.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
-        done = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
+        assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:
-            done.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
-        return done
+            assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
+        return assigned
 
 
 def adopted(value: Any) -> LossScale | None:

@@ -118,8 +118,8 @@ def take_step(loss_scale: LossScale, update: Update) -> Any:
 def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
     """Check reduced gradients, apply or skip them, and record the outcome."""
     if not loss_scale.may_skip:
-        done = update.apply(gradients)
-        return True if tf.executing_eagerly() else done
+        updates = update.apply(gradients)
+        return True if tf.executing_eagerly() else updates
 
     if not replicas.uses_merge_call():
         return _apply_if_finite(loss_scale, update, gradients, evidence, update.apply, gradients)
@@ -155,9 +155,9 @@ def _apply_if_finite(
 
     def skip() -> list[Any]:
         # If `update.skip` raises an error, the step is not counted as skipped.
-        done = update.skip()
-        with tf.control_dependencies(operations(done)):
-            return [done, loss_scale.skip()]
+        updates = update.skip()
+        with tf.control_dependencies(operations(updates)):
+            return [updates, loss_scale.skip()]
 
     def record() -> list[Any]:
         recorded = loss_scale.record(applied, **norm)
@@ -186,8 +186,8 @@ def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients
 
     # XLA's errors contain the name of the function.
     def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
-        done = _finish(loss_scale, update, gradients_of(tensors), evidence)
-        with tf.control_dependencies(operations(done)):
+        updates = _finish(loss_scale, update, gradients_of(tensors), evidence)
+        with tf.control_dependencies(operations(updates)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     # In this block `uses_merge_call` returns False, so each replica makes the decision itself.

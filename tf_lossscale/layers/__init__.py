@@ -43,8 +43,8 @@ def is_layer(value: Any) -> bool:
 
 
 def _library_of(value: Any) -> str | None:
-    found = (families.library_in(base.__module__) for base in type(value).__mro__ if base.__name__ == "Layer")
-    return next((library for library in found if library in families.MODULES), None)
+    libraries = (families.library_in(base.__module__) for base in type(value).__mro__ if base.__name__ == "Layer")
+    return next((library for library in libraries if library in families.MODULES), None)
 
 
 def layers_in(library: str) -> Any:

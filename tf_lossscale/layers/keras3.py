@@ -70,9 +70,9 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
     Returns:
         A new object tree that contains the names from both Keras versions.
     """
-    found = {}
+    named = {}
     for path, parts in objects.items():
-        found[path] = dict(parts)
+        named[path] = dict(parts)
         layers = {int(name[6:]): part for name, part in parts.items() if re.fullmatch(r"layer-\d+", name)}
         if layers:
             lists = {
@@ -80,12 +80,12 @@ def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, 
                 f"{path}/_functional/_operations": {str(i + 1): part for i, part in layers.items()},
                 f"{path}/_functional": {"_operations": f"{path}/_functional/_operations"},
             }
-            found.update(lists)
-            found[path].update(_operations=f"{path}/_operations", _functional=f"{path}/_functional")
+            named.update(lists)
+            named[path].update(_operations=f"{path}/_operations", _functional=f"{path}/_functional")
         for name, part in parts.items():
             if part not in objects and f"_{name}" not in parts:
-                found[path][f"_{name}"] = part
-    return found
+                named[path][f"_{name}"] = part
+    return named
 
 
 def rename_metric(metric: Any, name: str) -> None:

@@ -152,8 +152,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         return self._num_bad_steps
 
     def _reset_stats(self) -> Any:
-        done = [counter.assign(0) for counter in (self._num_good_steps, self._num_bad_steps)]
-        return None if tf.executing_eagerly() else tf.group(*[each.op for each in done])
+        assigned = [counter.assign(0) for counter in (self._num_good_steps, self._num_bad_steps)]
+        return None if tf.executing_eagerly() else tf.group(*[each.op for each in assigned])
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the current scale, as a float32 scalar tensor."""
@@ -169,8 +169,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         Returns:
             In a graph, a tensor whose evaluation updates the scale. In eager mode, None.
         """
-        done = self.record(tf.cast(finite_grads, tf.bool))
-        return None if tf.executing_eagerly() else finished(done)
+        recorded = self.record(tf.cast(finite_grads, tf.bool))
+        return None if tf.executing_eagerly() else finished(recorded)
 
     def as_loss_scale(self) -> state.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
@@ -238,8 +238,8 @@ class _Managed(state.LossScale):
 
     def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
         del norm
-        done = self._manager.update_loss_scale(applied)
-        return [] if done is None else [done]
+        update = self._manager.update_loss_scale(applied)
+        return [] if update is None else [update]
 
 
 def _number(name: str, value: Any) -> float:

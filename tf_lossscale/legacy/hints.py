@@ -45,19 +45,19 @@ def hint(error: BaseException) -> str | None:
         error: an exception that ended a program.
     """
     if isinstance(error, AttributeError):
-        found = _of_attribute(error)
+        text = _of_attribute(error)
     elif isinstance(error, ImportError):
-        found = _of_import(error)
+        text = _of_import(error)
     elif _is_of_an_optimizer_of_another_keras(error):
-        found = _MIXES_KERAS
+        text = _MIXES_KERAS
     elif isinstance(error, RuntimeError) and "Attempting to capture an EagerTensor" in str(error):
-        found = _DEVICES_FIRST
+        text = _DEVICES_FIRST
     else:
-        found = None
-    if found is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
-        found = _KERAS_2
-    if found is not _KERAS_2 or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true"):
-        return found
+        text = None
+    if text is None and _is_of_keras_3(error) and any(words in str(error) for words in _OF_KERAS_3):
+        text = _KERAS_2
+    if text is not _KERAS_2 or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true"):
+        return text
     imports_keras = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "keras"
     return _IMPORTS_KERAS if imports_keras else None
 

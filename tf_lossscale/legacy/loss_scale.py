@@ -220,8 +220,8 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         apply = finite_lib.all_finite(versions.values_to_check(grads))
-        done = self.move(apply)
-        return (None if tf.executing_eagerly() else finished(done)), apply
+        moved = self.move(apply)
+        return (None if tf.executing_eagerly() else finished(moved)), apply
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, by name."""
@@ -268,9 +268,9 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
     if isinstance(identifier, str) and identifier == "dynamic":
         return DynamicLossScale()
     if isinstance(identifier, dict) and set(identifier) == {"class_name", "config"}:
-        known = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
-        if identifier["class_name"] in known:
-            return known[identifier["class_name"]](**identifier["config"])
+        classes = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
+        if identifier["class_name"] in classes:
+            return classes[identifier["class_name"]](**identifier["config"])
     raise ValueError(
         f"Could not interpret loss scale identifier: {identifier!r}. Pass 'dynamic', a number, a LossScale, or None."
     )

@@ -166,9 +166,9 @@ def _as_python(execute: Callable[[], Any], skip: Callable[[types.FrameType], boo
         while trace is not None and (trace.tb_frame.f_code is _as_python.__code__ or skip(trace.tb_frame)):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        found = hint(error)
-        if found is not None:
-            print(f"tf-lossscale: {found}", file=sys.stderr)
+        text = hint(error)
+        if text is not None:
+            print(f"tf-lossscale: {text}", file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

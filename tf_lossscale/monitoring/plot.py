@@ -109,8 +109,8 @@ def _pictures(
 def _counted(logdir: pathlib.Path) -> dict[str, list[ExponentCounts]]:
     """Return a dict that maps the names of runs to their exponent counts. Runs without counts are left out."""
     paths = sorted(path.parent for path in logdir.rglob(records.FILE))
-    found = {_name_of(path, logdir): records.read(path) for path in paths}
-    return {name: run for name, run in found.items() if run}
+    counts = {_name_of(path, logdir): records.read(path) for path in paths}
+    return {name: run for name, run in counts.items() if run}
 
 
 def _chosen(run: list[ExponentCounts], step: int | None) -> ExponentCounts:
@@ -186,15 +186,15 @@ def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
     # `write_summary` uses the names of the curves as tags. Keras's TensorBoard callback adds the prefix `epoch_` to
     # them.
     kinds = {tag: kind for kind in _LABELS for tag in (kind, f"epoch_{kind}")}
-    found = []
+    scalars = []
     try:
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
                 if value.tag in kinds:
                     number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
-                    found.append((kinds[value.tag], event.step, float(number)))
+                    scalars.append((kinds[value.tag], event.step, float(number)))
     except tf.errors.DataLossError:
         # If a run was killed, its last record is incomplete. The records before it are valid.
         pass
-    return found
+    return scalars

@@ -151,7 +151,7 @@ class _Probes:
 
 def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
     """Print a report for each optimizer. Return whether any report was printed."""
-    found = False
+    any_printed = False
     if not probes:
         _say("no Keras 3 or tf_keras optimizer took a step. For other optimizers, use tf_lossscale.probe(optimizer).")
     for name, probe in probes.items():
@@ -166,13 +166,13 @@ def _report(probes: dict[str, Any], out: pathlib.Path | None) -> bool:
         except (ValueError, RuntimeError) as error:
             _say(f"{name}: {error}")
             continue
-        found = True
+        any_printed = True
         _print(name, report)
         if out is not None:
             folder = out if len(probes) == 1 else out / name
             report.write(folder)
             print(f"wrote {folder / records.FILE}, which tf-lossscale plot {folder} draws")
-    return found
+    return any_printed
 
 
 def _print(name: str, report: PrecisionReport) -> None:

@@ -122,14 +122,14 @@ class Probe:
                 session.
         """
         require_values("precision_report")
-        found = self._exponents.last()
-        if found is None:
+        counts = self._exponents.last()
+        if counts is None:
             raise ValueError(
                 "precision_report() needs a counted step, but the optimizer has taken none inside the block of "
                 "probe(). Steps of a tf.function that was traced before the block are not counted: trace it in the "
                 "block, or compile the Keras model again in the block."
             )
-        return dataclasses.replace(found, full_precision=not self._in_float16)
+        return dataclasses.replace(counts, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
         """Count the gradients in the next step, and then in every `every`-th step after it."""
@@ -155,10 +155,10 @@ class Probe:
             given = list(args[0] if args else kwargs.pop(named[0]))
             # Pass the list to the optimizer, because the original argument may be an iterator that is now exhausted.
             args = (given, *args[1:])
-            done = self._record(given, variables) if given else []
+            counted_first = self._record(given, variables) if given else []
             self._thread.inside = True
             try:
-                with tf.control_dependencies(done):
+                with tf.control_dependencies(counted_first):
                     return method(*args, **kwargs)
             finally:
                 self._thread.inside = False
@@ -168,13 +168,13 @@ class Probe:
     def _record(self, given: list[Any], variables: list[Any]) -> list[Any]:
         """Count gradients by exponent. `given` is a list of gradients, or of (gradient, variable) pairs."""
         if isinstance(given[0], (tuple, list)):
-            gradients, known = unzip(given)
+            gradients, known_variables = unzip(given)
         else:
             given_or_known = variables[0] if variables and variables[0] is not None else self._family.known_variables()
-            gradients, known = scaling.floating(given), list(given_or_known or [])
+            gradients, known_variables = scaling.floating(given), list(given_or_known or [])
         self._in_float16 |= any(gradient is not None and gradient.dtype == tf.float16 for gradient in gradients)
         factor = 1.0 if self._family.loss_scale_factor is None else self._family.loss_scale_factor
-        return self._exponents.record(lambda: names_of(known), lambda: gradients, lambda: tf.constant(factor))
+        return self._exponents.record(lambda: names_of(known_variables), lambda: gradients, lambda: tf.constant(factor))
 
 
 #: The optimizer methods that receive the gradients of a step.

@@ -207,8 +207,8 @@ class AdafactorBase(hooks.Hooked):
             )
         self._groups[0]["params"] = [*self._groups[0]["params"], *others]
         self._file(self._groups[0])
-        known = {self._var_key(variable) for variable in variables}
-        return [*variables, *(variable for variable in self._parameters() if self._var_key(variable) not in known)]
+        keys = {self._var_key(variable) for variable in variables}
+        return [*variables, *(variable for variable in self._parameters() if self._var_key(variable) not in keys)]
 
     def _make_state(self, group: ParameterGroup, number: int) -> None:
         if group["params"]:

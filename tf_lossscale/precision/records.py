@@ -52,7 +52,7 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
         ValueError: a complete line is damaged.
     """
     path = pathlib.Path(folder) / FILE
-    found: dict[int, ExponentCounts] = {}
+    by_step: dict[int, ExponentCounts] = {}
     # The part after the last newline is empty, or an incomplete line if the run was killed.
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, 1):
@@ -60,8 +60,8 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
             counts = from_record(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise ValueError(f"Line {number} of {path} is damaged: {error}. Delete the line.") from error
-        found[counts.step] = counts
-    return [found[step] for step in sorted(found)]
+        by_step[counts.step] = counts
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def as_record(counts: ExponentCounts) -> dict[str, Any]:

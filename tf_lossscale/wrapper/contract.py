@@ -295,15 +295,15 @@ class Contract:
         If this thread made no such call in a function, return the calls that other threads made in it, because each
         replica is traced in its own thread.
         """
-        found: list[_Call] = []
+        found_calls: list[_Call] = []
         for place in places:
             calls = self._calls.get(place, {})
             own = calls.get(threading.current_thread())
             if own is not None:
-                found.append(own)
+                found_calls.append(own)
             elif places != [_EAGER]:
-                found += calls.values()
-        return found
+                found_calls += calls.values()
+        return found_calls
 
     def _forget_ended_threads(self) -> None:
         calls = self._calls.get(_EAGER, {})
@@ -402,14 +402,14 @@ def _enclosing_functions() -> list[Any]:
     """
     if tf.executing_eagerly():
         return [_EAGER]
-    found: list[Any] = []
+    functions: list[Any] = []
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
         if isinstance(graph, tf.__internal__.FuncGraph):
             # Subclasses of FuncGraph represent branches and loops inside a function, not functions.
             if type(graph) is tf.__internal__.FuncGraph:
-                found.append(graph)
+                functions.append(graph)
         elif not tf.compat.v1.executing_eagerly_outside_functions():
-            found.append(graph)
+            functions.append(graph)
         graph = getattr(graph, "outer_graph", None)
-    return found or [_EAGER]
+    return functions or [_EAGER]

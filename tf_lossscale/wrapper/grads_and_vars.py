@@ -32,8 +32,8 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
         if (not isinstance(pair, tuple) and tf.is_tensor(pair)) or len(pair) != 2:
             raise ValueError(f"`grads_and_vars` must contain (gradient, variable) pairs, but got: {pair}.")
         gradient, variable = pair
-        known = gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices))
-        gradients.append(gradient if known else _as_gradient(gradient, variable))
+        is_gradient = gradient is None or isinstance(gradient, (tf.Tensor, tf.IndexedSlices))
+        gradients.append(gradient if is_gradient else _as_gradient(gradient, variable))
         variables.append(variable)
     return gradients, variables
 

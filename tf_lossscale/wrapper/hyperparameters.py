@@ -107,8 +107,8 @@ class Delegating(Parts):
         return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
 
     def _is_delegated(self, name: str) -> bool:
-        known = name in self._family.delegated or name in self._family.hyperparameter_names()
-        return known and not self._defines(name)
+        is_listed = name in self._family.delegated or name in self._family.hyperparameter_names()
+        return is_listed and not self._defines(name)
 
     def _defines(self, name: str) -> bool:
         # An attribute that this package's wrapper classes define hides a hyperparameter of the same name.

@@ -776,13 +776,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self.build(var_list)
 
     def _given_or_known(self, variables: Iterable[Any] | None, call: str) -> list[Any]:
-        known = self._family.known_variables() if variables is None else variables
-        if known is None:
+        chosen = self._family.known_variables() if variables is None else variables
+        if chosen is None:
             raise ValueError(
                 f"{call} without variables needs a built optimizer. Call build(trainable_variables) first, or pass "
                 "the variables."
             )
-        return list(known)
+        return list(chosen)
 
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())

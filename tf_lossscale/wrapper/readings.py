@@ -52,8 +52,8 @@ class Overflow:
         A step whose gradient contained both infinity and NaN counts only as NaN. "inf, NaN" therefore means that the
         kinds occurred in different steps.
         """
-        found = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
-        return ", ".join(found)
+        kinds = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
+        return ", ".join(kinds)
 
 
 class OverflowReport(tuple[Overflow, ...]):
@@ -183,10 +183,10 @@ class Observable(Parts):
         scale = self._loss_scale
         moves = isinstance(scale, DynamicLossScale)
         needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
-        known = {"loss_scale", *_COUNTS} if moves else needed
-        if not needed <= state.keys() <= known:
+        allowed = {"loss_scale", *_COUNTS} if moves else needed
+        if not needed <= state.keys() <= allowed:
             raise ValueError(
-                f"`state` must have the keys {sorted(needed)} and may also have {sorted(known - needed)}, "
+                f"`state` must have the keys {sorted(needed)} and may also have {sorted(allowed - needed)}, "
                 f"but got: {state!r}. The state of a dynamic scale does not fit a fixed scale, and vice versa."
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
@@ -236,8 +236,8 @@ class Observable(Parts):
                 "Create it with LossScaleOptimizer(..., diagnose=True)."
             )
         _require_eager("overflow_report")
-        found = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
-        rows = [Overflow(name, *row) for name, row in found.items()]
+        counts = {name: [int(x) for x in row] for name, row in self._diagnosis.counts().items() if row[0]}
+        rows = [Overflow(name, *row) for name, row in counts.items()]
         return OverflowReport(sorted(rows, key=lambda row: -row.steps))
 
     def count_exponents(self) -> None:

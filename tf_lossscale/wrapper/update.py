@@ -93,13 +93,13 @@ class Update(step.Update):
         """
         if self._scaled:
             return self._gradients
-        found = [quotient_of(gradient) for gradient in self._gradients]
-        if all(scaled is not None or g is None for scaled, g in zip(found, self._gradients)):
-            return found
+        scaled_gradients = [quotient_of(gradient) for gradient in self._gradients]
+        if all(scaled is not None or g is None for scaled, g in zip(scaled_gradients, self._gradients)):
+            return scaled_gradients
         factor = self._current_factor()
         return [
             multiplied(gradient, factor) if scaled is None else scaled
-            for scaled, gradient in zip(found, self._gradients)
+            for scaled, gradient in zip(scaled_gradients, self._gradients)
         ]
 
     def unscaled_gradients(self) -> list[Any]:

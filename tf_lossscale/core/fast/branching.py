@@ -23,14 +23,14 @@ def apply_or_skip(
 
     def unpack_and_apply(one: tf.Tensor | None = None) -> Any:
         unpacked = packed.unpacked(one)
-        done = apply(unpacked)
+        updates = apply(unpacked)
         if "one at a time" in tricks.in_use and not in_xla_context():
             packed.one_at_a_time(unpacked)
-        return done
+        return updates
 
     if loops():
-        done = at_most_once(applied, lambda one: finished(unpack_and_apply(one)), tf.constant(False))
-        return [done, tf.cond(applied, lambda: tf.constant(True), lambda: finished(skip()))]
+        updated = at_most_once(applied, lambda one: finished(unpack_and_apply(one)), tf.constant(False))
+        return [updated, tf.cond(applied, lambda: tf.constant(True), lambda: finished(skip()))]
     outcome: list[Any] = step.apply_or_skip.plain(applied, [], lambda _: unpack_and_apply(), skip)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use and are_small(gradients):
         _call(outcome[0])
@@ -40,11 +40,11 @@ def apply_or_skip(
 @faster(variables.unless)
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables in a conditional that runs as a single operation; see `core.variables.unless`."""
-    done: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
+    operations: list[tf.Operation] = variables.unless.plain(fine, change)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use:
-        for operation in done:
+        for operation in operations:
             _call(operation.outputs[0])
-    return done
+    return operations
 
 
 def loops() -> bool:

@@ -45,12 +45,12 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     present = [g for g in gradients if g is not None]
     if tf.executing_eagerly():
         return _all_finite_eagerly(in_stacks(present))
-    found = in_stacks(Packed(present).tensors)
+    to_check = in_stacks(Packed(present).tensors)
     if in_xla_context() and "one check" in tricks.in_use:
-        found = _concatenated(found)
-    summed = _worth_a_sum(found) if "sum first" in tricks.in_use else []
+        to_check = _concatenated(to_check)
+    summed = _worth_a_sum(to_check) if "sum first" in tricks.in_use else []
     ids_of_summed = {id(gradient) for gradient in summed}
-    flags = [_is_finite(gradient) for gradient in found if id(gradient) not in ids_of_summed]
+    flags = [_is_finite(gradient) for gradient in to_check if id(gradient) not in ids_of_summed]
     if summed:
         flags.append(_finite_by_sums(summed))
     if not flags:
@@ -104,11 +104,11 @@ def _sums_are_finite(gradients: list[Any]) -> tf.Tensor:
     # Outside XLA a sum of squares is one operation. In XLA a sum of squares takes four times as long as a plain sum.
     squares = not in_xla_context()
     sums = [tf.cast(_sum(gradient, squares), tf.float32) for gradient in gradients]
-    known = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
+    are_finite = tf.math.is_finite(sums[0] if len(sums) == 1 else tf.add_n(sums))
     # A finite value may overflow when it is divided by a scale below one.
     for scale in {id(g.scale): g.scale for g in gradients if isinstance(g, Scaled)}.values():
-        known = tf.logical_and(known, scale >= 1)
-    return known
+        are_finite = tf.logical_and(are_finite, scale >= 1)
+    return are_finite
 
 
 def _sum(gradient: Any, squares: bool) -> tf.Tensor:
@@ -132,14 +132,14 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
 
 def _finite_by_sums(gradients: list[Any]) -> tf.Tensor:
     """Return whether gradients are finite. The values are checked only if a sum is not finite."""
-    known = _sums_are_finite(gradients)
+    sums_are_finite = _sums_are_finite(gradients)
 
     def check_values(one: tf.Tensor | None = None) -> tf.Tensor:
         return tf.reduce_all(tf.stack([_is_finite(gradient, one) for gradient in gradients]))
 
     if loops():
-        return at_most_once(tf.logical_not(known), check_values, tf.constant(True))
-    return tf.cond(known, lambda: tf.constant(True), check_values)
+        return at_most_once(tf.logical_not(sums_are_finite), check_values, tf.constant(True))
+    return tf.cond(sums_are_finite, lambda: tf.constant(True), check_values)
 
 
 def _is_finite(gradient: Any, one: tf.Tensor | None = None) -> tf.Tensor:

@@ -46,11 +46,11 @@ def positions(tensors: Sequence[Any]) -> list[list[int]]:
         if isinstance(tensor, tf.Tensor):
             alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(i)
     groups = []
-    for (shape, *_), found in alike.items():
+    for (shape, *_), members in alike.items():
         values = shape.num_elements()
-        if len(found) > 1 and values and values <= _SMALL:
+        if len(members) > 1 and values and values <= _SMALL:
             most = _TOGETHER // values
-            groups += [found[first : first + most] for first in range(0, len(found) - 1, most)]
+            groups += [members[first : first + most] for first in range(0, len(members) - 1, most)]
     return groups
 
 
@@ -201,13 +201,13 @@ class Packed:
         origins = list(map(origin, gradients))
         if not stacks:
             origins = [each.scaled or each if isinstance(each, Share) else each for each in origins]
-        found = _whole_stacks(origins)
-        self._stacked = [members for _, members in found]
-        done = {i for members in self._stacked for i in members}
-        self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in done]
+        whole_stacks = _whole_stacks(origins)
+        self._stacked = [members for _, members in whole_stacks]
+        stacked_positions = {i for members in self._stacked for i in members}
+        self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in stacked_positions]
         #: The stacks, followed by the gradients that are not in a stack. Some of these gradients are `Scaled` objects.
         #: The stacks and gradients are finite if and only if the unpacked gradients are.
-        self.tensors: list[Any] = [stack for stack, _ in found]
+        self.tensors: list[Any] = [stack for stack, _ in whole_stacks]
         for i in self._alone:
             self.tensors.append(origins[i] if scaled and isinstance(origins[i], Scaled) else gradients[i])
 
@@ -221,8 +221,8 @@ class Packed:
         """
         tensors = self.tensors if tensors is None else tensors
         gradients: list[Any] = [None] * self._count
-        for stack, known, members in zip(tensors, self.tensors, self._stacked):
-            stack.set_shape(known.shape)
+        for stack, original, members in zip(tensors, self.tensors, self._stacked):
+            stack.set_shape(original.shape)
             for i, part in zip(members, unstacked(stack)):
                 gradients[i] = part
         for i, tensor in zip(self._alone, tensors[len(self._stacked) :]):
@@ -256,13 +256,13 @@ class Packed:
 
 def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
     """Return the stacks whose gradients are all in `origins`, each with its gradients' positions in `origins`."""
-    found: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
+    stacks: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, made_from in enumerate(origins):
         if isinstance(made_from, Share):
-            found.setdefault(id(made_from.stack), (made_from.stack, []))[1].append((made_from.position, i))
+            stacks.setdefault(id(made_from.stack), (made_from.stack, []))[1].append((made_from.position, i))
     return [
         (stack, [i for _, i in sorted(members)])
-        for stack, members in found.values()
+        for stack, members in stacks.values()
         if sorted(position for position, _ in members) == list(range(stack.shape[0]))
     ]
 
@@ -285,15 +285,15 @@ def _depends_on(operation: Any, other: Any) -> bool:
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Unscale small gradients in stacks, and note the scaled values of large gradients; see `core.scaling.unscale`."""
-    found = scaling.floating(gradients)
+    converted = scaling.floating(gradients)
     # Without a barrier, the graph optimizer would replace division by a constant scale with multiplication by the
     # scale's reciprocal.
     scale = optimization_barrier(tf.convert_to_tensor(scale))
-    result: list[Any] = [None] * len(found)
-    for group in positions(found):
+    result: list[Any] = [None] * len(converted)
+    for group in positions(converted):
         # A stack needs no optimization barrier, because the graph optimizer does not merge operations across it.
-        stack = scaling.divide(stacked(found, group), scale)
-        for i, part in zip(group, unstacked(stack, [Scaled(found[i], scale) for i in group])):
+        stack = scaling.divide(stacked(converted, group), scale)
+        for i, part in zip(group, unstacked(stack, [Scaled(converted[i], scale) for i in group])):
             result[i] = part
     compiled_by_xla, late = in_xla_context(), "late unscaling" in tricks.in_use
 
@@ -306,7 +306,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
             note_origin(quotient, Scaled(values, scale))
         return quotient
 
-    return [scaling.over_values(unscaled_alone, g) if done is None else done for g, done in zip(found, result)]
+    return [scaling.over_values(unscaled_alone, g) if part is None else part for g, part in zip(converted, result)]
 
 
 @faster(step.as_arguments)

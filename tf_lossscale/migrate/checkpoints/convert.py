@@ -209,8 +209,8 @@ def _notes(saved: Optimizer, options: dict[str, Any], library: Any) -> list[str]
     if not saved.has_config:
         by_slots = {"amsgrad", "centered", "momentum"} if saved.iterations else set()
         taken = {name: inspect.signature(getattr(library, name)).parameters for name in slots.ATTRIBUTES}
-        known = {*options, *by_slots, *set.intersection(*map(set, taken.values()))}
-        named = [name for name in taken[str(saved.name)] if name not in known]
+        in_file = {*options, *by_slots, *set.intersection(*map(set, taken.values()))}
+        named = [name for name in taken[str(saved.name)] if name not in in_file]
         named += ["weight_decay", "clipnorm", *(["dynamic_growth_steps"] if changes else [])]
         notes.append(
             f"The file does not hold all arguments of the optimizer ({', '.join(named)}, ...). Add those that were not "

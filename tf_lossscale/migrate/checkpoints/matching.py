@@ -33,14 +33,14 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
     variables = list(variables)
-    found = _by_names(file.variables, variables) or _by_order(file.variables, variables)
-    if found is None:
+    matched = _by_names(file.variables, variables) or _by_order(file.variables, variables)
+    if matched is None:
         raise ValueError(
             f"{file.path}: `variables` match the file's variables neither by name nor by order and shape. The file "
             f"has: {_listed([(t.path, t.shape) for t in file.variables])}. Given: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
-    return list(zip(found, variables))
+    return list(zip(matched, variables))
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
@@ -80,27 +80,27 @@ def name_of(variable: Any) -> str:
 
 
 def _named(file: File, name: str, variable: Any) -> Tensor:
-    found = [tensor for tensor in file.variables if name in (tensor.path, tensor.name)]
-    if not found:
+    named = [tensor for tensor in file.variables if name in (tensor.path, tensor.name)]
+    if not named:
         names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
         raise ValueError(f"{file.path}: the file has no variable {name!r}, only: {names}.")
-    if found[0].shape != tuple(variable.shape):
+    if named[0].shape != tuple(variable.shape):
         raise ValueError(
-            f"{file.path}: the variable {name!r} has shape {found[0].shape}, but yours has {tuple(variable.shape)}."
+            f"{file.path}: the variable {name!r} has shape {named[0].shape}, but yours has {tuple(variable.shape)}."
         )
-    return found[0]
+    return named[0]
 
 
 def _by_names(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | None:
-    found: list[Tensor] = []
+    matched: list[Tensor] = []
     for variable in variables:
         name = name_of(variable)
         same = [tensor for tensor in tensors if name in (tensor.name, tensor.path)]
         same = same or [tensor for tensor in tensors if _same_name(tensor, name)]
-        if len(same) != 1 or same[0].shape != tuple(variable.shape) or same[0] in found:
+        if len(same) != 1 or same[0].shape != tuple(variable.shape) or same[0] in matched:
             return None
-        found += same
-    return found
+        matched += same
+    return matched
 
 
 def _same_name(tensor: Tensor, name: str) -> bool:

@@ -32,10 +32,10 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     with damage_is_said(path, "the graph of its objects"):
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
-        found = graph.variables()
-        others = [each for each in found if _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
-        variables = [each for each in found if each not in others]
-        objects = graph.objects({each.path for each in found} | {each.path for each in optimizers})
+        tensors = graph.variables()
+        others = [each for each in tensors if _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
+        variables = [each for each in tensors if each not in others]
+        objects = graph.objects({each.path for each in tensors} | {each.path for each in optimizers})
     return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, others, objects)
 
 
@@ -98,9 +98,9 @@ class _Graph:
 
     def optimizers(self) -> list[int]:
         """Return the nodes of the optimizers. A wrapped optimizer is represented by the node of its wrapper."""
-        found = [node for node in sorted(self._paths) if self._is_optimizer(node)]
-        inner = {self._inner(node) for node in found if self._inner(node) != node}
-        return [node for node in found if node not in inner]
+        nodes = [node for node in sorted(self._paths) if self._is_optimizer(node)]
+        inner = {self._inner(node) for node in nodes if self._inner(node) != node}
+        return [node for node in nodes if node not in inner]
 
     def _is_optimizer(self, node: int) -> bool:
         children = self._children[node]
@@ -253,12 +253,12 @@ class _Graph:
 
     def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
         """Return the part of the object graph that leads to the wanted paths, without the objects inside optimizers."""
-        found: dict[str, dict[str, str]] = {}
+        objects: dict[str, dict[str, str]] = {}
         others: set[int] = set()
 
         def leads_there(node: int, above: tuple[int, ...]) -> bool:
             path = self._paths[node]
-            if path in wanted or path in found:
+            if path in wanted or path in objects:
                 return True
             if node in others or node in above or node in self._of_optimizers:
                 return False
@@ -270,8 +270,8 @@ class _Graph:
             if not parts:
                 others.add(node)
                 return False
-            found[path] = parts
+            objects[path] = parts
             return True
 
         leads_there(0, ())
-        return found
+        return objects

@@ -44,19 +44,19 @@ def read(path: str | os.PathLike[str]) -> File:
 
 
 def _read(given: str) -> File:
-    found = pathlib.Path(given)
+    path = pathlib.Path(given)
     prefix = _SUFFIX.sub("", given)
-    if found.is_dir():
-        if (found / "saved_model.pb").exists():
-            return _saved_model(found)
-        return _checkpoint(_only_checkpoint_in(found))
-    if found.is_file() and prefix == given:
+    if path.is_dir():
+        if (path / "saved_model.pb").exists():
+            return _saved_model(path)
+        return _checkpoint(_only_checkpoint_in(path))
+    if path.is_file() and prefix == given:
         # `keras_files` imports TensorFlow, which is slow, so it is imported only for Keras files.
         from tf_lossscale.migrate.checkpoints import keras_files
 
-        with damage_is_said(given, "its beginning"), found.open("rb") as file:
+        with damage_is_said(given, "its beginning"), path.open("rb") as file:
             begin = file.read(8)
-        if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(found):
+        if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(path):
             return keras_files.read_archive(given)
         if begin == b"\x89HDF\r\n\x1a\n":
             return keras_files.read_h5(given)
@@ -157,7 +157,7 @@ def _saved_model(folder: pathlib.Path) -> File:
     with damage_is_said(str(file), "the model"):
         model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
         version = model.meta_graphs[0].meta_info_def.tensorflow_version
-    found = _checkpoint(str(folder / "variables" / "variables"))
-    found.path, found.kind = str(folder), "SavedModel"
-    found.writer = f"TensorFlow {version}" + (f" ({found.writer})" if found.optimizers else "")
-    return found
+    contents = _checkpoint(str(folder / "variables" / "variables"))
+    contents.path, contents.kind = str(folder), "SavedModel"
+    contents.writer = f"TensorFlow {version}" + (f" ({contents.writer})" if contents.optimizers else "")
+    return contents

@@ -154,9 +154,9 @@ def _check_count(file: File, what: str, count: float | None) -> None:
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
-    found = [each for each in file.optimizers if name is None or each.path == name]
-    if len(found) == 1:
-        return found[0]
+    named = [each for each in file.optimizers if name is None or each.path == name]
+    if len(named) == 1:
+        return named[0]
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
     names = ", ".join(each.path or "(the root)" for each in file.optimizers)
@@ -166,8 +166,8 @@ def _chosen(file: File, name: str | None) -> Optimizer:
 def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     kind = next((c.__name__ for c in type(inner).__mro__ if c.__name__ in slot_names.ATTRIBUTES), None)
     if kind is None:
-        known = ", ".join(slot_names.ATTRIBUTES)
-        raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {known}.")
+        supported = ", ".join(slot_names.ATTRIBUTES)
+        raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
     what = saved.path or "the optimizer"
     if not slot_names.fits(saved.name, kind):
         raise ValueError(
@@ -191,12 +191,12 @@ def _joined(names: set[str]) -> str:
 def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
     """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
-    known = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
+    trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
     for slot, each in saved.slots.items():
         if slot not in slot_names.ATTRIBUTES[kind]:
             continue
-        for tensor, owner in matching.with_owners(each, file, known):
+        for tensor, owner in matching.with_owners(each, file, trained):
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
@@ -251,8 +251,8 @@ def _places(
 def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
     if "beta1_power" in saved.powers:
         betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
-        found = slot_names.steps_of_powers(saved.powers, betas)
-        return saved.iterations if found is None else found
+        steps = slot_names.steps_of_powers(saved.powers, betas)
+        return saved.iterations if steps is None else steps
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
             f"{file.path}: the file has a beta1_power for each of several Adam optimizers, but does not tell which one "

@@ -48,18 +48,18 @@ def saver_names(
     # If the file is damaged, `read` raises a clear error. The error of `tf.train.list_variables` would be obscure.
     read(checkpoint_path)
     names = {name for name, _ in tf.train.list_variables(os.fspath(checkpoint_path))}
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for variable in tf.compat.v1.global_variables() if variables is None else variables:
         name = variable.name.partition(":")[0]
         powers = sorted(n for n in names if last_part(n) == last_part(name) and last_part(n).endswith("_power"))
         if name in names:
-            found[name] = variable
+            by_name[name] = variable
         elif len(powers) == 1:
-            found[powers[0]] = variable
+            by_name[powers[0]] = variable
         else:
             others = f", but several of that kind: {', '.join(powers)}" if powers else ""
             raise ValueError(
                 f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}{others}. Pass only `variables` that "
                 "are in the file."
             )
-    return found
+    return by_name

@@ -67,8 +67,8 @@ def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, str] | No
 
 def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[str, Tensor]) -> Optimizer:
     numbers = sorted({number for slots in of.values() for number, _ in slots}, key=int)
-    known = slot_names.SAVER_SUFFIXES.get(name, ())
-    fitting = next((each for each in known if len(each) == len(numbers)), None)
+    suffixes = slot_names.SAVER_SUFFIXES.get(name, ())
+    fitting = next((each for each in suffixes if len(each) == len(numbers)), None)
     called = dict(zip(numbers, fitting)) if fitting else {number: f"{name}_{number}" for number in numbers}
     slots: dict[str, list[Slot]] = {}
     for variable, parts in of.items():

@@ -61,7 +61,7 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
 
     Return None for a call with `*` or `**` arguments or with unknown keywords.
     """
-    found: Binding = {}
+    bound: Binding = {}
     for index, argument in enumerate(arguments):
         if argument.star:
             return None
@@ -71,10 +71,10 @@ def bind(arguments: Sequence[cst.Arg], signature: Sequence[str]) -> Binding | No
             name = signature[index]
         else:
             return None
-        if name not in signature or name in found:
+        if name not in signature or name in bound:
             return None
-        found[name] = index
-    return found
+        bound[name] = index
+    return bound
 
 
 def number(expression: cst.BaseExpression) -> float | None:

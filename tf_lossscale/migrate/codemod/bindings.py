@@ -82,8 +82,8 @@ class Bindings(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
     def _bind(self, name: str, meanings: list[str]) -> None:
-        known = self.names.setdefault(name, [])
-        known.extend(meaning for meaning in meanings if meaning not in known)
+        bound = self.names.setdefault(name, [])
+        bound.extend(meaning for meaning in meanings if meaning not in bound)
 
     def _dotted(self, value: ast.expr) -> list[str]:
         attributes = ""

@@ -215,20 +215,20 @@ class Calls(Resolver):
             return self._kinds_of_call(expression)
         if not isinstance(expression, (cst.Name, cst.Attribute)):
             return {UNKNOWN}
-        found = self._kinds_of(self.values(expression))
-        return found - {UNKNOWN} | {WRAPPER} if UNKNOWN in found and self.is_annotated(expression) else found
+        kinds = self._kinds_of(self.values(expression))
+        return kinds - {UNKNOWN} | {WRAPPER} if UNKNOWN in kinds and self.is_annotated(expression) else kinds
 
     def _kinds_of(self, values: Iterable[cst.BaseExpression | None]) -> set[str]:
         """Return the kinds of objects that these expressions may evaluate to. The constant None is ignored."""
-        found: set[str] = set()
+        kinds: set[str] = set()
         for value in values:
             if value is None:
-                found.add(UNKNOWN)
+                kinds.add(UNKNOWN)
             elif value not in self._examined and not is_none(value):
                 self._examined.add(value)
-                found |= self.kinds(value)
+                kinds |= self.kinds(value)
                 self._examined.discard(value)
-        return found or {UNKNOWN}
+        return kinds or {UNKNOWN}
 
     def is_annotated(self, expression: cst.BaseExpression) -> bool:
         """Return whether a variable or attribute is annotated with a wrapper class, possibly inside `Optional`."""

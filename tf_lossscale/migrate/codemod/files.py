@@ -47,13 +47,13 @@ def find(paths: Iterable[str]) -> list[str]:
     Raises:
         FileNotFoundError: a path does not exist.
     """
-    found: dict[str, str] = {}
+    absolute: dict[str, str] = {}
     for path in paths:
         if not os.path.lexists(path):
             raise FileNotFoundError(f"there is no file or folder at this path: {path}")
         for file in [path] if not os.path.isdir(path) else _below(path):
-            found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+            absolute.setdefault(os.path.realpath(file), file)
+    return list(absolute.values())
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -86,10 +86,10 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
     files = project.Project(real.values(), _source)
     worth = files.worth_migrating
     work = [Job(real[path], path, files.around(real[path])) for path in paths if real[path] in worth]
-    done = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
+    reports = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
     for path in paths:
         if real[path] in worth:
-            yield next(done) or report.FileReport(
+            yield next(reports) or report.FileReport(
                 path, report.ERROR, error="the process that migrates this file ended; the file is left as it was"
             )
         else:
@@ -118,15 +118,15 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
     if jobs < 2:
         yield from map(function, items)
         return
-    done = 0
-    while done < len(items):
-        for result in _until_one_dies(function, items[done:], jobs):
-            done += 1
+    finished = 0
+    while finished < len(items):
+        for result in _until_one_dies(function, items[finished:], jobs):
+            finished += 1
             yield result
         # An item killed its process. It may be the first of the remaining items, so this item now runs alone.
-        if done < len(items):
-            yield next(_until_one_dies(function, items[done : done + 1], 1), None)
-            done += 1
+        if finished < len(items):
+            yield next(_until_one_dies(function, items[finished : finished + 1], 1), None)
+            finished += 1
 
 
 def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out]:

@@ -93,13 +93,13 @@ def _migrated(source: bytes, around: Around) -> Outcome:
 
 def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
     """Return a finding for each TODO comment that an earlier run added and that this run does not add again."""
-    found = [finding.reason or "" for finding in edits.findings if finding.kind == TODO]
+    current_reasons = [finding.reason or "" for finding in edits.findings if finding.kind == TODO]
     left = [each for each in comments(source) if each.string.startswith(MARK)] if MARK.encode() in source else []
     reasons = [(comment, comment.string.removeprefix(MARK).strip()) for comment in left]
     return [
         Finding(*comment.start, TODO, comment.string, reason=reason)
         for comment, reason in reasons
-        if not any(each.startswith(reason) for each in found)
+        if not any(each.startswith(reason) for each in current_reasons)
     ]
 
 

@@ -165,8 +165,8 @@ def moved(dotted: str) -> str | None:
     Args:
         dotted: a qualified name, as written in the code.
     """
-    found = (new + dotted[len(old) :] for old, new in MOVED.items() if f"{dotted}.".startswith(f"{old}."))
-    return next(found, None)
+    new_names = (new + dotted[len(old) :] for old, new in MOVED.items() if f"{dotted}.".startswith(f"{old}."))
+    return next(new_names, None)
 
 
 def in_unused_copy(dotted: str) -> bool:

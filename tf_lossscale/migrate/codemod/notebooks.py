@@ -125,15 +125,15 @@ class Notebook:
                 "the file was not changed, because the rewrite would remove a cell or add code to an empty cell. "
                 "Please report this as a bug"
             )
-        result, done = [], 0
+        result, copied_to = [], 0
         for cell, changed in zip(self._cells, new):
             changed = _NAMES.sub(lambda match: self._kept[int(match[1])], changed)
             if not cell.source.endswith("\n"):
                 changed = changed.removesuffix("\n")
             if changed != cell.source:
-                result += [self._text[done : cell.parts[0].start()], _encoded(changed, cell, self._text)]
-                done = cell.parts[-1].end()
-        return "".join([*result, self._text[done:]]).encode()
+                result += [self._text[copied_to : cell.parts[0].start()], _encoded(changed, cell, self._text)]
+                copied_to = cell.parts[-1].end()
+        return "".join([*result, self._text[copied_to:]]).encode()
 
     @property
     def words(self) -> set[str]:

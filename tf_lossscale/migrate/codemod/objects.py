@@ -142,9 +142,9 @@ class ObjectPlanner(Visitor):
         if not values:
             return isinstance(expression, cst.Attribute)
         self._open.add(expression)
-        found = any(self._may_be_compiled(value) for value in values)
+        any_compiled = any(self._may_be_compiled(value) for value in values)
         self._open.discard(expression)
-        return found
+        return any_compiled
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
         """Return whether a call in this file passes a wrapper to the function that has the parameter."""
@@ -165,16 +165,20 @@ class ObjectPlanner(Visitor):
             self._call_of_kept_loss_scale(node, func)
         if node.args or not isinstance(func, cst.Attribute) or func.attr.value not in _SCALES:
             return
-        found = self._module.kinds(func.value)
+        object_kinds = self._module.kinds(func.value)
         of_model = self._is_of_model(func.value) and self._module.uses_an_old_name
         if of_model:
             self._suspect(node, func.value, "has no loss_scale")
-        if of_model or (kinds.WRAPPER in found and found <= _HAVE_A_TENSOR):
+        if of_model or (kinds.WRAPPER in object_kinds and object_kinds <= _HAVE_A_TENSOR):
             self._handled.add(func)
             name = cst.Name("loss_scale")
             self._edits.replace(node, lambda old, now: with_parentheses_of(old, old.func.with_changes(attr=name)))
         # A wrapper's `_loss_scale` can still be called, unlike its `loss_scale`.
-        elif found & {UNKNOWN, kinds.WRAPPER} and func.attr.value == "loss_scale" and self._may_be_of_wrapper(func):
+        elif (
+            object_kinds & {UNKNOWN, kinds.WRAPPER}
+            and func.attr.value == "loss_scale"
+            and self._may_be_of_wrapper(func)
+        ):
             self._handled.add(func)
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
@@ -202,25 +206,25 @@ class ObjectPlanner(Visitor):
 
     def _attribute(self, node: cst.Attribute) -> None:
         """Handle private attributes of a wrapper, and attributes of its old loss scale object."""
-        found = self._module.kinds(node.value)
+        object_kinds = self._module.kinds(node.value)
         attribute = node.attr.value
         if attribute == "_loss_scale" and not self._module.is_read(node):
-            if found & {kinds.WRAPPER, kinds.FACE} or self._is_own_wrapper(node.value):
+            if object_kinds & {kinds.WRAPPER, kinds.FACE} or self._is_own_wrapper(node.value):
                 self._edits.notice(node, _TAKES)
             return
-        if kinds.WRAPPER not in found or not self._module.is_read(node):
+        if kinds.WRAPPER not in object_kinds or not self._module.is_read(node):
             return
         parent = self._module.parents[node]
         if attribute == "_optimizer":
-            if found <= _PLAIN_OR_WRAPPER:
+            if object_kinds <= _PLAIN_OR_WRAPPER:
                 self._edits.rename_attribute(node, "inner_optimizer")
         elif isinstance(parent, cst.Attribute) and parent.value is node:
-            self._state(parent, node, found)
+            self._state(parent, node, object_kinds)
         elif (
             attribute == "_loss_scale"
             # If `_loss_scale` is stored or returned, it keeps its name, because other code may call the object.
             and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))
-            and found <= _PLAIN_OR_WRAPPER
+            and object_kinds <= _PLAIN_OR_WRAPPER
             and not self._module.assigns("_loss_scale")
         ):
             self._edits.rename_attribute(node, "loss_scale")

@@ -101,10 +101,10 @@ class PolicyPlanner(Visitor):
     def visit_Attribute(self, node: cst.Attribute) -> None:
         if node.attr.value not in _OF_OLD_POLICIES or not self._module.is_read(node):
             return
-        found = self._module.kinds(node.value)
-        if found == {kinds.POLICY}:
+        object_kinds = self._module.kinds(node.value)
+        if object_kinds == {kinds.POLICY}:
             (self._reads if node.attr.value == "loss_scale" else self._casts).append(node)
-        elif found == {UNKNOWN} and self._may_be_policy(node.value):
+        elif object_kinds == {UNKNOWN} and self._may_be_policy(node.value):
             self._edits.todo(node, _NOT_IN_KERAS.format(code(node.value), node.attr.value))
 
     def finish(self) -> None:

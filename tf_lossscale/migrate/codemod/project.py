@@ -160,7 +160,7 @@ class Project:
             for module in filter(None, (self._find(path, meaning) for meaning in meanings)):
                 # A statement such as `from . import compat as name` binds a module of the project.
                 inner = self._exports.get(module, {}).items() if module != path else ()
-                exported.update((f"{name}.{each}", found) for each, found in inner if each.isidentifier())
+                exported.update((f"{name}.{each}", inside) for each, inside in inner if each.isidentifier())
             linked = [{d for d in around.expanded(meaning) if leads_to_old(d)} or {UNKNOWN} for meaning in meanings]
             if any(each != {UNKNOWN} for each in linked):
                 exported[name] = sorted(set().union(*linked))
@@ -180,8 +180,8 @@ class Project:
                     yield candidate, provider, inside
 
     def _known(self, path: str) -> dict[str, Exports]:
-        found = {module: self._exports.get(provider, {}) for module, provider, _ in self._imported(path)}
-        return {module: exported for module, exported in found.items() if exported}
+        exports = {module: self._exports.get(provider, {}) for module, provider, _ in self._imported(path)}
+        return {module: exported for module, exported in exports.items() if exported}
 
     def _takes_old_name(self, path: str) -> bool:
         return any(_has_old_name(exported) for exported in self._known(path).values())

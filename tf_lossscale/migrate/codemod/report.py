@@ -79,8 +79,8 @@ def counts(reports: Iterable[FileReport]) -> dict[str, int]:
     Returns:
         A dict with the keys `files`, `changed`, `unchanged`, `error`, `rewritten`, `todo` and `notice`.
     """
-    found = [key for report in reports for key in ("files", report.status, *(f.kind for f in report.findings))]
-    return {key: found.count(key) for key in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)}
+    keys = [key for report in reports for key in ("files", report.status, *(f.kind for f in report.findings))]
+    return {key: keys.count(key) for key in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)}
 
 
 def as_json(reports: Iterable[FileReport], written: bool) -> str:

@@ -119,11 +119,11 @@ class Resolver(Tree):
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
         """Return the possible qualified names of an expression; UNKNOWN stands for any other value."""
         if expression not in self._dotted:
-            found = self._resolved(expression)
+            names_of = self._resolved(expression)
             # The result is not cached while a cycle of aliases is being resolved, because it may be incomplete.
             if self._open:
-                return found
-            self._dotted[expression] = found
+                return names_of
+            self._dotted[expression] = names_of
         return self._dotted[expression]
 
     def _resolved(self, expression: cst.BaseExpression) -> set[str]:
@@ -156,8 +156,8 @@ class Resolver(Tree):
         """
         values = self.returned(function)
         exported = {module for dotted in self.dotted(function) for module in self.around.expanded(f"{dotted}()")}
-        found = self._of_values(values) if values else exported
-        return found if any(names.canonical(module) in names.EMPTIED for module in found) else {UNKNOWN}
+        modules = self._of_values(values) if values else exported
+        return modules if any(names.canonical(module) in names.EMPTIED for module in modules) else {UNKNOWN}
 
     def through_project(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression such as `compat.Policy` reads a name that a module of the project re-exports."""
@@ -177,12 +177,12 @@ class Resolver(Tree):
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
         """Return `x` from a comparison such as `type(x) is ...` or `x.__class__ != ...`, or None for any other one."""
-        found = m.extract(comparison, _TYPE_TEST)
-        tested = found and found["tested"]
+        match = m.extract(comparison, _TYPE_TEST)
+        tested = match and match["tested"]
         return tested if isinstance(tested, cst.BaseExpression) else None
 
     def _of_name(self, name: cst.Name) -> set[str]:
-        found: set[str] = set()
+        dotted_names: set[str] = set()
         assignments = self.assignments(name)
         if not assignments:
             starred = {d for star in self._stars for d in self.around.expanded(join(star, name.value))}
@@ -191,24 +191,24 @@ class Resolver(Tree):
         for assignment in self.reaching(name):
             if isinstance(assignment, ImportAssignment):
                 imported = assignment.get_qualified_names_for(name.value)
-                found |= {dotted for each in imported for dotted in self.around.expanded(each.name)} or {UNKNOWN}
+                dotted_names |= {dotted for each in imported for dotted in self.around.expanded(each.name)} or {UNKNOWN}
             else:
                 value = self.assigned_value(assignment)
                 if value is None:
-                    found.add(UNKNOWN)
+                    dotted_names.add(UNKNOWN)
                 elif not is_none(value):
-                    found |= self._of_values([value])
-        return found
+                    dotted_names |= self._of_values([value])
+        return dotted_names
 
     def _of_values(self, values: Sequence[cst.BaseExpression]) -> set[str]:
-        found: set[str] = set() if values else {UNKNOWN}
+        dotted_names: set[str] = set() if values else {UNKNOWN}
         for value in values:
             if value in self._open:
                 continue
             self._open.add(value)
-            found |= self.dotted(value)
+            dotted_names |= self.dotted(value)
             self._open.discard(value)
-        return found
+        return dotted_names
 
     # Values. ----------------------------------------------------------------------------------------------------
 
@@ -225,15 +225,15 @@ class Resolver(Tree):
 
         If any assignment to the variable or attribute has no annotation, the list is empty.
         """
-        found: list[cst.Annotation | None] = []
+        annotations: list[cst.Annotation | None] = []
         if isinstance(expression, cst.Name):
-            found = [self._annotation(getattr(a, "node", None)) for a in self.reaching(expression)]
+            annotations = [self._annotation(getattr(a, "node", None)) for a in self.reaching(expression)]
         elif isinstance(expression, cst.Attribute):
             owners = [self.enclosing(expression, cst.ClassDef)]
             if not _is_self(expression.value):
                 owners = [cls for value in self.values(expression.value) for cls in self._class_of(value)]
-            found = [self._annotations.get((owner, expression.attr.value)) for owner in owners]
-        return [self._class(each.annotation) for each in found if each] if None not in found else []
+            annotations = [self._annotations.get((owner, expression.attr.value)) for owner in owners]
+        return [self._class(each.annotation) for each in annotations if each] if None not in annotations else []
 
     def _annotation(self, node: object) -> cst.Annotation | None:
         outer = node if isinstance(node, cst.Param) else self.parents.get(node)
@@ -263,20 +263,20 @@ class Resolver(Tree):
         owner = self.enclosing(attribute, cst.ClassDef)
         if owner and text.startswith(("self.", "cls.")):
             return self._in_family(owner, f"self.{text.partition('.')[2]}")
-        found = self._attributes.get((owner, text), [])
-        if not found and isinstance(attribute.value, cst.Name):
+        values = self._attributes.get((owner, text), [])
+        if not values and isinstance(attribute.value, cst.Name):
             made = [cls for value in self.values(attribute.value) for cls in self._class_of(value)]
             made += self._definitions(attribute.value)
-            found = [value for cls in made for value in self._in_family(cls, f"self.{attribute.attr.value}")]
-        return found
+            values = [value for cls in made for value in self._in_family(cls, f"self.{attribute.attr.value}")]
+        return values
 
     def _in_family(self, owner: cst.ClassDef, text: str, depth: int = 8) -> list[cst.BaseExpression]:
         """Return the values that a class or its base classes in this file assign to an attribute of `self`."""
-        found = list(self._attributes.get((owner, text), [])) or self._modules_in_body(owner, text)
+        values = list(self._attributes.get((owner, text), [])) or self._modules_in_body(owner, text)
         for base in owner.bases if depth else ():
             for node in self._definitions(base.value):
-                found += self._in_family(node, text, depth - 1)
-        return found
+                values += self._in_family(node, text, depth - 1)
+        return values
 
     def _modules_in_body(self, owner: cst.ClassDef, text: str) -> list[cst.BaseExpression]:
         """Return the modules that a class body assigns to a name, if these modules contain old names.

@@ -167,10 +167,10 @@ _IMPORTS_PACKAGE = m.SimpleStatementLine(
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
     """Count the comments attached to statements, except the comments in their blocks."""
-    found = collections.Counter(node.value for node in nodes if isinstance(node, cst.Comment))
+    counts = collections.Counter(node.value for node in nodes if isinstance(node, cst.Comment))
     for node in nodes:
-        found += _comments(*(child for child in node.children if not isinstance(child, (cst.BaseSuite, cst.If))))
-    return found
+        counts += _comments(*(child for child in node.children if not isinstance(child, (cst.BaseSuite, cst.If))))
+    return counts
 
 
 def comments(source: bytes) -> list[tokenize.TokenInfo]:

@@ -52,18 +52,18 @@ class Tree:
         # LibCST copies the tree by default, in case it contains a node twice. A parsed tree never does,
         # so the copy is skipped.
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
-        found = wrapper.resolve_many([ExpressionContextProvider, ScopeProvider, PositionProvider])
-        self.scopes = dict(found[ScopeProvider])
-        self._contexts, self._positions = found[ExpressionContextProvider], found[PositionProvider]
+        metadata = wrapper.resolve_many([ExpressionContextProvider, ScopeProvider, PositionProvider])
+        self.scopes = dict(metadata[ScopeProvider])
+        self._contexts, self._positions = metadata[ExpressionContextProvider], metadata[PositionProvider]
 
     @functools.cached_property
     def names(self) -> dict[str, list[cst.Name]]:
         """Maps each name to the nodes that use or bind it."""
-        found: dict[str, list[cst.Name]] = {}
+        nodes: dict[str, list[cst.Name]] = {}
         for node in self.scopes:
             if isinstance(node, cst.Name):
-                found.setdefault(node.value, []).append(node)
-        return found
+                nodes.setdefault(node.value, []).append(node)
+        return nodes
 
     def start(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return the line of a node, counted from 1, and its column, counted from 0."""
@@ -81,8 +81,8 @@ class Tree:
         for node, parent in self.parents.items():
             kind = type(node)
             if kind not in methods:
-                found = [getattr(visitor, f"visit_{kind.__name__}", None) for visitor in visitors]
-                methods[kind] = [method for method in found if method is not None]
+                handlers = [getattr(visitor, f"visit_{kind.__name__}", None) for visitor in visitors]
+                methods[kind] = [method for method in handlers if method is not None]
             if parent in left or any([method(node) is False for method in methods[kind]]):
                 left.add(node)
 
@@ -142,8 +142,8 @@ class Tree:
     def assignments(self, name: cst.Name) -> list[object]:
         """Return all assignments to the variable to which a name refers."""
         scope = self.scopes.get(name)
-        found = scope[name.value] if scope is not None else ()
-        return [assignment for assignment in found if not isinstance(assignment, BuiltinAssignment)]
+        assignments = scope[name.value] if scope is not None else ()
+        return [assignment for assignment in assignments if not isinstance(assignment, BuiltinAssignment)]
 
     def reaching(self, name: cst.Name) -> list[object]:
         """Return the assignments that may have set a variable's value at a given use.
