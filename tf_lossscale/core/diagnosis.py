@@ -47,7 +47,7 @@ class Diagnosis(Variables):
             replicas.once(lambda: self._make(names))
 
     def record(
-        self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], evidence: list[Any]
+        self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], checked: list[Any]
     ) -> list[tf.Operation]:
         """Record a step.
 
@@ -55,7 +55,7 @@ class Diagnosis(Variables):
             names: the names of the trained variables, one for each gradient.
             applied: bool scalar, False if the step was skipped.
             gradients: the gradients, reduced over the replicas; each may be None.
-            evidence: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: the
+            checked: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: the
                 `finite.nonfinite_kind` that all replicas agree on, or the gradient itself.
 
         Returns:
@@ -67,7 +67,7 @@ class Diagnosis(Variables):
         table = self._table(names)
 
         def note() -> Any:
-            return table.assign(_after(value_or_zero(table), evidence, step))
+            return table.assign(_after(value_or_zero(table), checked, step))
 
         return assigned + unless(applied, note)
 
@@ -109,9 +109,9 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
 
 
-def _after(table: tf.Tensor, evidence: list[Any], step: tf.Tensor) -> tf.Tensor:
+def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
     """Return the table of counts, updated for a skipped step."""
-    kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in evidence])
+    kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in checked])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan
     last = tf.where(bad > 0, step, table[:, 1])

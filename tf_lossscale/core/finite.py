@@ -66,13 +66,13 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def shared_evidence(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
+def consensus(gradients: list[Any], *, exactly: bool, all_values: bool) -> list[Any]:
     """Return tensors that tell all replicas whether the gradients are finite.
 
     The tensors are equal on all replicas. They are finite if and only if the gradients of all replicas are finite.
 
     >>> gradients = [tf.constant([float("inf")])]
-    >>> [each.numpy().item() for each in shared_evidence(gradients, exactly=True, all_values=False)]
+    >>> [each.numpy().item() for each in consensus(gradients, exactly=True, all_values=False)]
     [inf]
 
     Args:

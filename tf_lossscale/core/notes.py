@@ -117,7 +117,7 @@ def note_origin(tensor: Any, origin: Any) -> None:
 
     Args:
         tensor: an unscaled gradient.
-        origin: an instance of `Scaled` or `Share`, two classes in `core.fast.packing`.
+        origin: an instance of `Scaled` or `StackMember`, two classes in `core.fast.packing`.
     """
     if not tf.executing_eagerly():
         setattr(tensor, _ORIGIN, origin)

@@ -67,15 +67,16 @@ class Update(abc.ABC):
         """
         return None
 
-    def observe(self, applied: tf.Tensor, gradients: Gradients, evidence: Gradients) -> Any:
+    def observe(self, applied: tf.Tensor, gradients: Gradients, checked: Gradients) -> Any:
         """Record the outcome of the step.
 
         Args:
             applied: a bool scalar, False if the step was skipped.
             gradients: the reduced gradients.
-            evidence: a tensor for each gradient, finite if and only if the gradient is finite on all replicas.
+            checked: the tensors that were checked, one for each gradient. Each of them is finite if and only if its
+                gradient is finite on all replicas.
         """
-        del applied, gradients, evidence
+        del applied, gradients, checked
 
 
 def take_step(loss_scale: LossScale, update: Update) -> Any:
@@ -103,55 +104,55 @@ def take_step(loss_scale: LossScale, update: Update) -> Any:
     # In a legacy graph the control dependency ensures that the exponents are counted before the scale changes.
     with replicas.explaining_refused_merge_calls(), tf.control_dependencies(update.count_exponents()):
         gradients = update.unscaled_gradients()
-        evidence = None
+        consensus = None
         if update.aggregate:
             gradients = update.reduce(gradients)
         elif loss_scale.may_skip and replicas.several_replicas():
             # The caller has summed the gradients. They may still differ between replicas, which must all make the same
             # decision. The decision is therefore made from tensors that are equal on all replicas.
             all_values = loss_scale.reads_gradients or loss_scale.uses_norm
-            evidence = finite.shared_evidence(gradients, exactly=update.observes, all_values=all_values)
+            consensus = finite.consensus(gradients, exactly=update.observes, all_values=all_values)
         finish = _finish if update.to_compile is None else _finish_compiled
-        return finish(loss_scale, update, gradients, evidence)
+        return finish(loss_scale, update, gradients, consensus)
 
 
-def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
+def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, consensus: Gradients | None) -> Any:
     """Check reduced gradients, apply or skip them, and record the outcome."""
     if not loss_scale.may_skip:
         updates = update.apply(gradients)
         return True if tf.executing_eagerly() else updates
 
     if not replicas.uses_merge_call():
-        return _apply_if_finite(loss_scale, update, gradients, evidence, update.apply, gradients)
+        return _apply_if_finite(loss_scale, update, gradients, consensus, update.apply, gradients)
     # To apply gradients, many optimizers make a merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
     # therefore created in the cross-replica context, and its branches return to the replicas.
     tensors, gradients_of = as_arguments(gradients, False)
 
-    def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], evidence: Any) -> Any:
+    def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], consensus: Any) -> Any:
         def apply_on_each_replica(per_replica: list[Any]) -> Any:
             apply = lambda tensors: update.apply(gradients_of(tensors))  # noqa: E731
             return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
         # After the sum all replicas have the same gradients, so one decision applies to all replicas.
         first = gradients_of(_first(strategy, per_replica))
-        shared = None if evidence is None else _first(strategy, evidence)
+        shared = None if consensus is None else _first(strategy, consensus)
         return _apply_if_finite(loss_scale, update, first, shared, apply_on_each_replica, per_replica)
 
-    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, evidence))
+    return tf.distribute.get_replica_context().merge_call(in_cross_replica_context, args=(tensors, consensus))
 
 
 def _apply_if_finite(
     loss_scale: LossScale,
     update: Update,
     gradients: Gradients,
-    evidence: Gradients | None,
+    consensus: Gradients | None,
     apply: Callable[[list[Any]], Any],
     to_apply: list[Any],
 ) -> Any:
     """Check gradients; if they are finite, call `apply(to_apply)`, otherwise skip the step. Record the outcome."""
-    evidence = gradients if evidence is None else evidence
-    norm = {"norm": diagnosis.global_norm(evidence)} if loss_scale.uses_norm else {}
-    applied = loss_scale.check(evidence, **norm)
+    to_check = gradients if consensus is None else consensus
+    norm = {"norm": diagnosis.global_norm(to_check)} if loss_scale.uses_norm else {}
+    applied = loss_scale.check(to_check, **norm)
 
     def skip() -> list[Any]:
         # If `update.skip` raises an error, the step is not counted as skipped.
@@ -161,7 +162,7 @@ def _apply_if_finite(
 
     def record() -> list[Any]:
         recorded = loss_scale.record(applied, **norm)
-        return [recorded, update.observe(applied, gradients, evidence)] if update.observes else recorded
+        return [recorded, update.observe(applied, gradients, to_check)] if update.observes else recorded
 
     if tf.executing_eagerly():
         # The Python `if` waits for the device, unless the check has already waited for it.
@@ -177,7 +178,7 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
     return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
 
 
-def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, evidence: Gradients | None) -> Any:
+def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, consensus: Gradients | None) -> Any:
     """Take the step in one function that XLA compiles. Each replica uses its own copies of the variables.
 
     The step runs without XLA if the compiled function might return wrong results in later steps.
@@ -185,18 +186,18 @@ def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients
     tensors, gradients_of = as_arguments(gradients, True)
 
     # XLA's errors contain the name of the function.
-    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], evidence: Gradients | None) -> tf.Tensor:
-        updates = _finish(loss_scale, update, gradients_of(tensors), evidence)
+    def LossScaleOptimizer_with_jit_compile(tensors: list[tf.Tensor], consensus: Gradients | None) -> tf.Tensor:
+        updates = _finish(loss_scale, update, gradients_of(tensors), consensus)
         with tf.control_dependencies(operations(updates)):
             return tf.logical_not(loss_scale.last_step_skipped) if loss_scale.may_skip else tf.constant(True)
 
     # In this block `uses_merge_call` returns False, so each replica makes the decision itself.
     with replicas.independent_writes():
         steps, reads, ignored = cast("compiled_steps.StepToCompile", update.to_compile)
-        compiled = steps.compile(reads, LossScaleOptimizer_with_jit_compile, tensors, evidence, ignored=ignored)
-        applied = None if compiled is None else compiled(tensors, evidence)
+        compiled = steps.compile(reads, LossScaleOptimizer_with_jit_compile, tensors, consensus, ignored=ignored)
+        applied = None if compiled is None else compiled(tensors, consensus)
     if applied is None:
-        return _finish(loss_scale, update, gradients, evidence)
+        return _finish(loss_scale, update, gradients, consensus)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

@@ -105,7 +105,7 @@ def _register(module: types.ModuleType) -> None:
     saving = layers.layers_in(library).library.saving
     for adapter in families.load_all(library):
         package = saving.get_registered_name(adapter).partition(">")[0]
-        saving.register_keras_serializable(f"{package}.experimental")(families.joined(LossScaleOptimizer, adapter))
+        saving.register_keras_serializable(f"{package}.experimental")(families.combined(LossScaleOptimizer, adapter))
 
 
 def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:

@@ -119,7 +119,7 @@ class Configurable(Parts):
         inner = inner_of(config)
         if cls._family_class is None:
             family = families.of_config(inner) if isinstance(inner, dict) else families.adapter_of(inner)
-            return families.joined(this, family).from_config(config, custom_objects)
+            return families.combined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
             config.update(from_tf23(config.pop("loss_scale"), custom_objects or {}))

@@ -237,8 +237,8 @@ class Contract:
 
         calls, place = self._deciding_calls(places, lambda call: call.method in scaled_after and not is_used_up(call))
         answers = {scaled_after[call.method] for call in calls}
-        here = [call for call in self._calls_in(places) if call.method in scaled_after]
-        if place is None and any(map(is_used_up, here)):
+        own_calls = [call for call in self._calls_in(places) if call.method in scaled_after]
+        if place is None and any(map(is_used_up, own_calls)):
             # The second update after one call to `scale_loss` is ambiguous. Its gradients may come from the same
             # scaled loss or from an unscaled loss.
             answers |= {True} if answers else {True, False}
@@ -283,11 +283,11 @@ class Contract:
             calls = [call for call in self._calls_in([place]) if counts(call)]
             if calls and place is not _EAGER:
                 return calls, place
-        here = self._calls_in(places)
-        everywhere = [call for calls in self._calls.values() for call in calls.values()]
-        everywhere += map(_Call, self._unused_in_ended_threads)
-        unused = [call for call in everywhere if not call.followed_in and call not in here]
-        return [call for call in (*here, *unused) if counts(call)], None
+        own_calls = self._calls_in(places)
+        all_calls = [call for calls in self._calls.values() for call in calls.values()]
+        all_calls += map(_Call, self._unused_in_ended_threads)
+        unused = [call for call in all_calls if not call.followed_in and call not in own_calls]
+        return [call for call in (*own_calls, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
         """Return the most recent recorded calls that this thread made in the given traced functions, or in eager mode.

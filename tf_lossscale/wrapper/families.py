@@ -279,12 +279,12 @@ def is_scaling(cls: Any) -> bool:
 
 
 @functools.cache
-def joined(cls: Any, adapter: Any) -> Any:
+def combined(cls: Any, adapter: Any) -> Any:
     """Return a class that derives from both the user's class and a family's wrapper class.
 
     >>> class Mine: pass
     >>> class Adapter: pass
-    >>> joined(Mine, Adapter).__mro__[:3] == (joined(Mine, Adapter), Mine, Adapter)
+    >>> combined(Mine, Adapter).__mro__[:3] == (combined(Mine, Adapter), Mine, Adapter)
     True
 
     Args:
@@ -345,7 +345,7 @@ def release(inner_optimizer: Any) -> None:
         del _wrappers[inner_optimizer]
 
 
-def _common_metaclass(one: Any, other: Any) -> Any:
-    if issubclass(one, other) or issubclass(other, one):
-        return one if issubclass(one, other) else other
-    return type(one.__name__, (one, other), {})
+def _common_metaclass(first: Any, second: Any) -> Any:
+    if issubclass(first, second) or issubclass(second, first):
+        return first if issubclass(first, second) else second
+    return type(first.__name__, (first, second), {})

@@ -150,7 +150,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         del args, kwargs
         this: Any = cls
         is_complete = cls._family_class is not None
-        return object.__new__(cls if is_complete else families.joined(this, families.adapter_of(inner_optimizer)))
+        return object.__new__(cls if is_complete else families.combined(this, families.adapter_of(inner_optimizer)))
 
     def __init__(
         self,

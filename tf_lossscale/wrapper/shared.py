@@ -164,9 +164,11 @@ class _JointUpdate(Update):
     def skip(self) -> Any:
         return [update.skip() for update in self._updates]
 
-    def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
-        each = zip(self._with_own(gradients), self._with_own(evidence))
-        return [update.observe(applied, own, kinds) for (update, own), (_, kinds) in each if update.observes]
+    def observe(self, applied: tf.Tensor, gradients: list[Any], checked: list[Any]) -> Any:
+        each = zip(self._with_own(gradients), self._with_own(checked))
+        return [
+            update.observe(applied, own, own_checked) for (update, own), (_, own_checked) in each if update.observes
+        ]
 
 
 class _Open(threading.local):

@@ -125,8 +125,8 @@ class Update(step.Update):
                 counted = None if self._scaled else self._family.count_skipped_step()
                 return [*reported, started, counted]
 
-    def observe(self, applied: tf.Tensor, gradients: list[Any], evidence: list[Any]) -> Any:
-        return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, evidence)
+    def observe(self, applied: tf.Tensor, gradients: list[Any], checked: list[Any]) -> Any:
+        return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, checked)
 
     def _compiles(self) -> bool:
         """Return whether to compile the step separately: XLA must be able to, and must not be compiling the caller."""

@@ -96,7 +96,7 @@ def unstacked(stack: tf.Tensor, scaled: Sequence[Scaled] = ()) -> list[tf.Tensor
     """
     parts = tf.raw_ops.Unpack(value=stack, num=stack.shape.as_list()[0], axis=0)
     for position, (part, before) in enumerate(itertools.zip_longest(parts, scaled)):
-        note_origin(part, Share(stack, position, before))
+        note_origin(part, StackMember(stack, position, before))
     return parts
 
 
@@ -169,10 +169,10 @@ def kept_inside(values: tf.Tensor, one: tf.Tensor | None) -> tf.Tensor:
     return values if one is None else values * tf.cast(one, values.dtype)
 
 
-class Share(NamedTuple):
+class StackMember(NamedTuple):
     """One gradient in a stack: the stack, and the gradient's position in the stack.
 
-    >>> Share(tf.constant([[1.0], [2.0]]), 1).position
+    >>> StackMember(tf.constant([[1.0], [2.0]]), 1).position
     1
     """
 
@@ -200,7 +200,7 @@ class Packed:
         self._count = len(gradients)
         origins = list(map(origin, gradients))
         if not stacks:
-            origins = [each.scaled or each if isinstance(each, Share) else each for each in origins]
+            origins = [each.scaled or each if isinstance(each, StackMember) else each for each in origins]
         whole_stacks = _whole_stacks(origins)
         self._stacked = [members for _, members in whole_stacks]
         stacked_positions = {i for members in self._stacked for i in members}
@@ -258,7 +258,7 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
     """Return the stacks whose gradients are all in `origins`, each with its gradients' positions in `origins`."""
     stacks: dict[int, tuple[tf.Tensor, list[tuple[int, int]]]] = {}
     for i, made_from in enumerate(origins):
-        if isinstance(made_from, Share):
+        if isinstance(made_from, StackMember):
             stacks.setdefault(id(made_from.stack), (made_from.stack, []))[1].append((made_from.position, i))
     return [
         (stack, [i for _, i in sorted(members)])

@@ -13,7 +13,7 @@ from typing import Any
 
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, UnreadableError, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, UnreadableError, explaining_damage
 from tf_lossscale.wrapper.configs import STATE as _STATE
 from tf_lossscale.wrapper.configs import from_tf23
 
@@ -31,12 +31,12 @@ def read_archive(path: str) -> File:
         ValueError: the file is damaged, or Keras did not write it.
     """
     parts = {member: _member(path, member) for member in ("metadata.json", "config.json", "model.weights.h5")}
-    with damage_is_said(path, "metadata.json"):
+    with explaining_damage(path, "metadata.json"):
         version = _json(parts["metadata.json"])["keras_version"]
-    with damage_is_said(path, "config.json"):
+    with explaining_damage(path, "config.json"):
         config = (_json(parts["config.json"]).get("compile_config") or {}).get("optimizer")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
-    with damage_is_said(path, "model.weights.h5"):
+    with explaining_damage(path, "model.weights.h5"):
         variables, stored = _weights(path, _h5(path, io.BytesIO(parts["model.weights.h5"])))
         for optimizer in optimizers:
             _fill_from_list(optimizer, _without_scale_by_place(optimizer, stored, config), variables)
@@ -55,24 +55,24 @@ def read_h5(path: str) -> File:
     Raises:
         ValueError: the file is damaged, or Keras did not write it.
     """
-    with damage_is_said(path, "the HDF5 file"):
+    with explaining_damage(path, "the HDF5 file"):
         file = _h5(path, path)
         version = _text(file.attrs.get("keras_version", ""))
         if "model_weights" not in file and "layers" not in file and "layer_names" not in file.attrs:
             raise UnreadableError(f"{path}: the HDF5 file is not a Keras model.")
     if "model_weights" not in file:
-        with damage_is_said(path, "the weights"):
+        with explaining_damage(path, "the weights"):
             variables, _ = _weights(path, file)
         return File(path, ".weights.h5", _writer(version) if version else "Keras", variables, [])
-    with damage_is_said(path, "training_config"):
+    with explaining_damage(path, "training_config"):
         config = _json(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
-    with damage_is_said(path, "model_weights"):
+    with explaining_damage(path, "model_weights"):
         variables = []
         for layer in file["model_weights"].attrs["layer_names"]:
             group = file["model_weights"][_text(layer)]
             variables += [_tensor(path, group, _text(name)) for name in group.attrs["weight_names"]]
-    with damage_is_said(path, "optimizer_weights"):
+    with explaining_damage(path, "optimizer_weights"):
         if optimizers and "optimizer_weights" in file:
             group = file["optimizer_weights"]
             stored = [_tensor(path, group, _text(name)) for name in group.attrs["weight_names"]]
@@ -81,9 +81,9 @@ def read_h5(path: str) -> File:
 
 
 def _member(path: str, member: str) -> bytes:
-    with damage_is_said(path, "the archive"), zipfile.ZipFile(path) as archive:
+    with explaining_damage(path, "the archive"), zipfile.ZipFile(path) as archive:
         if member in archive.namelist():
-            with damage_is_said(path, member):
+            with explaining_damage(path, member):
                 return archive.read(member)
     raise UnreadableError(f"{path}: the archive has no {member}, so it is not a Keras model.")
 
@@ -140,7 +140,7 @@ def _tensor(path: str, group: Any, name: str) -> Tensor:
     dataset = group[name]
 
     def value() -> Any:
-        with damage_is_said(path, f"the variable {name}"):
+        with explaining_damage(path, f"the variable {name}"):
             return dataset[()]
 
     plain = name.removesuffix(":0")

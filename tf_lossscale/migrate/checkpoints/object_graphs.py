@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, explaining_damage
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_TOLD_BY_SLOTS = {"velocity": "rmsprop", "v": "adam"}
+_CLASS_BY_SLOT = {"velocity": "rmsprop", "v": "adam"}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
@@ -29,7 +29,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     Raises:
         ValueError: the file is damaged.
     """
-    with damage_is_said(path, "the graph of its objects"):
+    with explaining_damage(path, "the graph of its objects"):
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
         tensors = graph.variables()
@@ -217,7 +217,7 @@ class _Graph:
         # tf_keras may omit the optimizer's name from the names of slot variables. RMSprop and Adam can still be told
         # apart by the name of the velocity slot.
         slot = lists["_velocities"][0].name if "_velocities" in lists else ""
-        more = [each for part, each in _TOLD_BY_SLOTS.items() if part in slot.split("/")]
+        more = [each for part, each in _CLASS_BY_SLOT.items() if part in slot.split("/")]
         name = slot_names.class_of_lists(set(lists), set(children), names)
         if name is None and more:
             name = slot_names.class_of_lists(set(lists), set(children), more)

@@ -10,7 +10,7 @@ import zipfile
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import object_graphs, savers
-from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError, damage_is_said
+from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError, explaining_damage
 
 # Matches the end of the names of a checkpoint's files, such as `ckpt-1.index` and `ckpt-1.data-00000-of-00001`.
 _SUFFIX = re.compile(r"\.(index|data-\d+-of-\d+)$")
@@ -39,7 +39,7 @@ def read(path: str | os.PathLike[str]) -> File:
         ValueError: the file is damaged or of an unknown kind. The message names the file and the damaged part.
     """
     given = os.fspath(path)
-    with damage_is_said(given, "what it holds"):
+    with explaining_damage(given, "what it holds"):
         return _read(given)
 
 
@@ -54,7 +54,7 @@ def _read(given: str) -> File:
         # `keras_files` imports TensorFlow, which is slow, so it is imported only for Keras files.
         from tf_lossscale.migrate.checkpoints import keras_files
 
-        with damage_is_said(given, "its beginning"), path.open("rb") as file:
+        with explaining_damage(given, "its beginning"), path.open("rb") as file:
             begin = file.read(8)
         if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(path):
             return keras_files.read_archive(given)
@@ -75,7 +75,7 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
 
-        with damage_is_said(str(folder), "the file `checkpoint`"):
+        with explaining_damage(str(folder), "the file `checkpoint`"):
             latest = tf.train.latest_checkpoint(str(folder))
     if latest is not None:
         return latest
@@ -111,7 +111,7 @@ def _checkpoint(prefix: str) -> File:
                 f"{prefix}.index: this file of the checkpoint is missing, and its data cannot be read without it."
             )
         raise FileNotFoundError(f"{prefix}: there is no such file, folder or checkpoint.")
-    with damage_is_said(f"{prefix}.index", "the list of variables"):
+    with explaining_damage(f"{prefix}.index", "the list of variables"):
         reader = tf.train.load_checkpoint(prefix)
         shapes = reader.get_variable_to_shape_map()
         dtypes = reader.get_variable_to_dtype_map()
@@ -119,7 +119,7 @@ def _checkpoint(prefix: str) -> File:
 
     def tensor(key: str, path: str, name: str) -> Tensor:
         def value() -> Any:
-            with damage_is_said(prefix, f"the variable {path}"):
+            with explaining_damage(prefix, f"the variable {path}"):
                 return reader.get_tensor(key)
 
         return Tensor(path, name, tuple(shapes[key]), dtypes[key].name, value)
@@ -154,7 +154,7 @@ def _saved_model(folder: pathlib.Path) -> File:
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = folder / "saved_model.pb"
-    with damage_is_said(str(file), "the model"):
+    with explaining_damage(str(file), "the model"):
         model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
         version = model.meta_graphs[0].meta_info_def.tensorflow_version
     contents = _checkpoint(str(folder / "variables" / "variables"))

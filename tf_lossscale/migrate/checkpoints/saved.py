@@ -118,11 +118,11 @@ class File:
 
 
 @contextlib.contextmanager
-def damage_is_said(path: str, part: str) -> Iterator[None]:
+def explaining_damage(path: str, part: str) -> Iterator[None]:
     """Turn any error that a library raises for a damaged file into an `UnreadableError`.
 
     >>> try:
-    ...     with damage_is_said("model.keras", "config.json"):
+    ...     with explaining_damage("model.keras", "config.json"):
     ...         raise EOFError("no closing bracket")
     ... except UnreadableError as error:
     ...     print(str(error)[:67])

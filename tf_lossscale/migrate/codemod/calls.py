@@ -279,7 +279,7 @@ class Calls(Resolver):
             return True
         return any(self._wraps_under(condition, expression) for condition in self._conditions(expression))
 
-    def told_otherwise(self, expression: cst.BaseExpression) -> bool:
+    def is_never_wrapper(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is inside an `if` that is false for every wrapper."""
         return any(not any(map(self._is_wrapper, classes)) for classes in self._tested(expression))
 

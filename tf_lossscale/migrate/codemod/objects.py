@@ -101,7 +101,7 @@ class ObjectPlanner(Visitor):
             return
         if any(self._is_own_wrapper(owner) or kinds.WRAPPER in self._module.kinds(owner) for owner in owners):
             return
-        if self._module.kinds(scale) == {UNKNOWN} and not self._module.told_otherwise(scale):
+        if self._module.kinds(scale) == {UNKNOWN} and not self._module.is_never_wrapper(scale):
             self._edits.notice(node, _UPDATED.format(code(scale)))
 
     def visit_Comparison(self, node: cst.Comparison) -> None:
@@ -192,7 +192,7 @@ class ObjectPlanner(Visitor):
         is_subclass = owner and any(self._module.meaning(base.value).old for base in owner.bases)
         if is_self and (is_subclass or attribute.attr.value in methods(owner)):
             return False
-        return not self._module.told_otherwise(attribute) and not self._module.told_otherwise(attribute.value)
+        return not self._module.is_never_wrapper(attribute) and not self._module.is_never_wrapper(attribute.value)
 
     def _call_of_kept_loss_scale(self, node: cst.Call, func: cst.Name) -> None:
         for value in self._module.values(func):
