@@ -349,7 +349,9 @@ class AdafactorBase(hooks.Hooked):
         moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
         options = {name: group[name] for name in ("eps", "d", "maximize")}
         options.update(shrink=shrink, stacked=len(variables) > 1)
-        pack, unpack = (tf.stack, tf.unstack) if options["stacked"] else (operator.itemgetter(0), lambda one: [one])
+        pack, unpack = (
+            (tf.stack, tf.unstack) if options["stacked"] else (operator.itemgetter(0), lambda packed: [packed])
+        )
         packed_change, packed_moments = adafactor_rule.update(
             pack([variable.read_value() for variable in variables]),
             pack(gradients),

@@ -52,8 +52,8 @@ class Overflow:
         A step whose gradient contained both infinity and NaN counts only as NaN. "inf, NaN" therefore means that the
         kinds occurred in different steps.
         """
-        kinds = [name for name, steps in (("inf", self.infinite_steps), ("NaN", self.nan_steps)) if steps]
-        return ", ".join(kinds)
+        steps_of = {"inf": self.infinite_steps, "NaN": self.nan_steps}
+        return ", ".join(kind for kind, steps in steps_of.items() if steps)
 
 
 class OverflowReport(tuple[Overflow, ...]):

@@ -192,6 +192,10 @@ def without_index(folder):
     return path
 
 
+def with_brackets(folder):
+    return tf.train.Checkpoint(v=tf.Variable(1.0)).write(str(folder / "ckpt[best]"))
+
+
 def damaged_state(folder):
     (folder / "checkpoint").write_bytes(b'model_checkpoint_path: "ck\xff')
     return folder
@@ -207,6 +211,7 @@ WRONG = {
     another_h5: "data.h5: the HDF5 file is not a Keras model",
     without_data: "ckpt.data-00000-of-00001: this file of the checkpoint is missing",
     without_index: "ckpt.index: this file of the checkpoint is missing",
+    with_brackets: "ckpt[best]: TensorFlow cannot read this checkpoint, because it interprets the brackets",
     damaged_state: ": the file `checkpoint` cannot be read, because the file is cut short or damaged",
 }
 

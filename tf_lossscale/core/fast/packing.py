@@ -270,12 +270,12 @@ def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:
 def _depends_on(operation: Any, other: Any) -> bool:
     waiting, seen = [operation], set()
     while waiting:
-        one = waiting.pop()
-        if one is other:
+        earlier = waiting.pop()
+        if earlier is other:
             return True
-        if one.name not in seen:
-            seen.add(one.name)
-            waiting += [tensor.op for tensor in one.inputs] + list(one.control_inputs)
+        if earlier.name not in seen:
+            seen.add(earlier.name)
+            waiting += [tensor.op for tensor in earlier.inputs] + list(earlier.control_inputs)
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import pathlib
@@ -104,13 +105,19 @@ def _only_checkpoint_below(folder: pathlib.Path) -> str:
 def _checkpoint(prefix: str) -> File:
     import tensorflow as tf
 
-    shards = sorted(pathlib.Path(prefix).parent.glob(f"{pathlib.Path(prefix).name}.data-?????-of-?????"))
+    name = glob.escape(pathlib.Path(prefix).name)
+    shards = sorted(pathlib.Path(prefix).parent.glob(f"{name}.data-?????-of-?????"))
     if not pathlib.Path(f"{prefix}.index").exists():
         if shards:
             raise FileNotFoundError(
                 f"{prefix}.index: this file of the checkpoint is missing, and its data cannot be read without it."
             )
         raise FileNotFoundError(f"{prefix}: there is no such file, folder or checkpoint.")
+    if not tf.io.gfile.glob(f"{prefix}.index"):
+        raise UnreadableError(
+            f"{prefix}: TensorFlow cannot read this checkpoint, because it interprets the brackets in the path as a "
+            "pattern. Rename the folder or the checkpoint's files."
+        )
     with explaining_damage(f"{prefix}.index", "the list of variables"):
         reader = tf.train.load_checkpoint(prefix)
         shapes = reader.get_variable_to_shape_map()

@@ -84,17 +84,17 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
         values.setdefault(last_part(name), set()).add(tensor.value().item())
     # If variables of one kind, such as `beta1_power`, have different values, all of them are ignored. The file does not
     # tell which of them belongs to which optimizer.
-    one = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
-    optimizer.powers = {name: value for name, value in one.items() if name.endswith("_power")}
+    agreed = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
+    optimizer.powers = {name: value for name, value in agreed.items() if name.endswith("_power")}
     step = tensors.get("global_step")
     optimizer.iterations = slot_names.steps_of_powers(optimizer.powers)
     if optimizer.iterations is None and step is not None and "beta1_power" not in values:
         optimizer.iterations = int(step.value())
     for name in _SCALES:
-        if name in one:
-            optimizer.scale = one[name]
+        if name in agreed:
+            optimizer.scale = agreed[name]
             contrib = name == "loss_scale"
             optimizer.wrapper = (
                 "contrib's LossScaleOptimizer" if contrib else "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
             )
-            optimizer.counter = int(one["good_steps"]) if "good_steps" in one else None
+            optimizer.counter = int(agreed["good_steps"]) if "good_steps" in agreed else None
