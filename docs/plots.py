@@ -99,9 +99,9 @@ def draw_scale(path, steps=300):
 
 
 def draw_demo(folder, settings=None):
-    """Draws the pictures of the demo: its run, and the exponents of each variable in the last counted step.
+    """Draws the pictures of the demo: its run, and the most recent counts of each variable's exponents.
 
-    Returns the numbers of skipped and of counted steps.
+    Returns the number of skipped steps, and the number of steps whose gradients were counted.
     """
     settings = settings or Settings()
     run = lenet.Run(SETUPS[-1], settings)

@@ -74,7 +74,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
     else:
         whole = least - 1
     if whole < least:
-        raise ValueError(f"`{name}` must be a whole number of at least {least}, but got: {value!r}. {remedy}")
+        raise ValueError(f"`{name}` must be a whole number that is at least {least}, but got: {value!r}. {remedy}")
     if whole >= 2**63:
         raise ValueError(f"`{name}` must be below 2**63, to fit in an int64, but got: {value!r}. {remedy}")
     return whole

@@ -25,7 +25,7 @@ def whole_number(least: int) -> Callable[[str], int]:
         with contextlib.suppress(ValueError):
             if int(text) >= least:
                 return int(text)
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, but got: {text}")
+        raise argparse.ArgumentTypeError(f"must be a whole number that is at least {least}, but got: {text}")
 
     return convert
 

@@ -47,4 +47,4 @@ class Replay(OfThisPackage, training.Replay):
 
 
 class GraphReplay(OfThisPackage, training.GraphReplay):
-    """The same in a legacy graph with a Session."""
+    """The same in a TF1 graph with a Session."""

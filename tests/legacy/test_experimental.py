@@ -363,7 +363,7 @@ def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path)
     assert (float(fresh.loss_scale()), int(fresh.dynamic_counter)) == (32, 2)
 
 
-# Legacy graphs. -------------------------------------------------------------------------------------------------------
+# TF1 graphs. -------------------------------------------------------------------------------------------------------
 
 
 def test_a_session_initialises_the_scale_with_the_global_variables():

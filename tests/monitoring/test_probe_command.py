@@ -191,7 +191,7 @@ def test_an_exit_with_a_text_is_shown_as_python_shows_it(probe, capsys):
         (["train.py", "0"], "no Keras 3 or tf_keras optimizer took a step"),
         (["none.py"], "can't open file"),
         ([], "Call tf-lossscale probe SCRIPT [ARG ...] or probe -m MODULE [ARG ...]."),
-        (["--every", "0", "train.py"], "argument --every: must be a whole number of at least 1, but got: 0"),
+        (["--every", "0", "train.py"], "argument --every: must be a whole number that is at least 1, but got: 0"),
     ],
 )
 def test_without_a_counted_step_it_says_why_and_fails(arguments, text, probe, capsys):

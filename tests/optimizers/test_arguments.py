@@ -88,7 +88,7 @@ def test_a_string_for_a_choice_is_refused_where_pytorch_takes_it_for_true(make, 
         ("Adafactor([])", lambda: [], "empty list"),
         ("Adafactor(tensor)", tf.Variable(1.0), "iterable of variables.*Pass \\[variable\\]"),
         ("Adafactor(non-leaf)", [tf.constant(1.0)], "not a variable"),
-        ("Adafactor group without params", [{"lr": 0.1}], "must have 'params'"),
+        ("Adafactor group without params", [{"lr": 0.1}], "must have an entry 'params'"),
     ],
     ids=["empty", "tensor", "non-leaf", "group without params"],
 )

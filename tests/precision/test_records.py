@@ -54,7 +54,7 @@ def test_a_report_is_written_as_a_step_of_the_run(tmp_path):
     report.write(tmp_path)
     report.write(tmp_path, step=107)
     assert [counts.step for counts in records.read(tmp_path)] == [7, 107]
-    with pytest.raises(ValueError, match="`step` must be a whole number of at least 1, but got: 0"):
+    with pytest.raises(ValueError, match="`step` must be a whole number that is at least 1, but got: 0"):
         report.write(tmp_path, step=0)
 
 

@@ -201,9 +201,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_as_if_nothing_had_happene
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--steps", "0"], "--steps: must be a whole number of at least 1, but got: 0"),
-        (["--steps", "1.5"], "--steps: must be a whole number of at least 1, but got: 1.5"),
-        (["--seed", "-1"], "--seed: must be a whole number of at least 0, but got: -1"),
+        (["--steps", "0"], "--steps: must be a whole number that is at least 1, but got: 0"),
+        (["--steps", "1.5"], "--steps: must be a whole number that is at least 1, but got: 1.5"),
+        (["--seed", "-1"], "--seed: must be a whole number that is at least 0, but got: -1"),
         (["--loss-weight", "0"], "--loss-weight: must be a number above 0, but got: 0"),
         (["--initial-scale", "nan"], "--initial-scale: must be a number above 0, but got: nan"),
         (["--initial-scale", "1e39"], "initial_scale"),

@@ -196,7 +196,11 @@ def test_exponents_are_counted_alone_and_with_a_scale_that_skips_no_step():
         ({"diagnose": "exponent"}, ValueError, "must be False, True or \"exponents\", but got: 'exponent'"),
         ({"diagnose": 1}, TypeError, 'must be False, True or "exponents", but got: 1'),
         ({"diagnose": ["exponents"]}, TypeError, 'must be False, True or "exponents"'),
-        ({"diagnose": "exponents", "diagnose_every": 0}, ValueError, "`diagnose_every` must be a whole number of at"),
+        (
+            {"diagnose": "exponents", "diagnose_every": 0},
+            ValueError,
+            "`diagnose_every` must be a whole number that is at",
+        ),
         ({"diagnose": "exponents", "diagnose_every": "10"}, TypeError, "`diagnose_every` must be a number"),
         ({"diagnose": True, "diagnose_every": 10}, ValueError, '`diagnose_every` needs diagnose="exponents"'),
         ({"diagnose_every": 10}, ValueError, '`diagnose_every` needs diagnose="exponents"'),

@@ -166,7 +166,7 @@ def test_sparse_gradients_are_applied_by_the_plain_step_and_a_warning_says_so_on
 def test_a_legacy_graph_is_refused_before_anything_is_changed():
     with tf.Graph().as_default():
         inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
-        with pytest.raises(ValueError, match="`jit_compile` cannot be True in a legacy graph"):
+        with pytest.raises(ValueError, match="`jit_compile` cannot be True in a TF1 graph"):
             LossScaleOptimizer(inner, jit_compile=True)
         LossScaleOptimizer(inner)
 

@@ -94,7 +94,7 @@ def test_counts_that_an_older_state_lacks_are_zero():
         ({"loss_scale": 4.0, "dynamic_counter": 1, "scale": 2}, ValueError, "must have the keys"),
         ({"loss_scale": 0.0, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
         ({"loss_scale": "4", "dynamic_counter": 1}, TypeError, "`loss_scale` must be a number"),
-        ({"loss_scale": 4.0, "dynamic_counter": -1}, ValueError, "`dynamic_counter` must be a whole number of at"),
+        ({"loss_scale": 4.0, "dynamic_counter": -1}, ValueError, "`dynamic_counter` must be a whole number that is at"),
         ({"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 0.5}, ValueError, "`total_steps` must be a whole"),
         (
             {"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 2**63},

@@ -55,8 +55,8 @@ class Family(family.Family):
 
     def set_options(self, wanted: dict[str, Any]) -> None:
         if replicas.several_processes():
-            # In training with several processes, Keras 3's `fit` fails before it calls the optimizer. Its error message
-            # does not name the cause, so this warning does.
+            # When several processes train together, Keras 3's `fit` fails before it calls the optimizer. Its error
+            # message does not name the cause, so this warning does.
             logging.warning(
                 "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
                 "and a tf_keras optimizer (pip install tf-keras).",
@@ -115,7 +115,8 @@ class Family(family.Family):
     def _unless_overwritten(
         self, change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any]
     ) -> list[Any]:
-        """Apply `change` to all gradients except those with which the optimizer overwrites a variable."""
+        """Apply `change` to all gradients, except those that Keras assigns to their variables
+        (`overwrite_with_gradient`)."""
         overwritten = [self.overwrites(variable) for variable in variables]
         changed = change([None if new else g for g, new in zip(gradients, overwritten)], variables)
         return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
@@ -124,8 +125,8 @@ class Family(family.Family):
         with contextlib.ExitStack() as stack:
             for each in _with_parts(self.inner):
                 # The gradients are already summed and unscaled, and Keras must not sum or unscale them again. Keras's
-                # `apply` calls `_all_reduce_sum_gradients` to sum (gradient, variable) pairs over the replicas. `list`
-                # is called instead and returns the pairs unchanged.
+                # `apply` calls `_all_reduce_sum_gradients` to sum (gradient, variable) pairs over the replicas. The
+                # builtin `list` takes the place of this method, and returns the pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
             # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override it.
             if type(self.inner).apply_gradients is keras.optimizers.Optimizer.apply_gradients:
@@ -305,7 +306,7 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow calls this method before it restores any part of a checkpoint. The names in the checkpoint tell
+        # TensorFlow calls this method before it restores any part of a checkpoint. The names in the checkpoint show
         # which class wrote it.
         names = [name for name, _ in tf.train.list_variables(path)]
         self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
@@ -334,7 +335,7 @@ _UNUSED = {
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the object into which to restore the `name` part of a checkpoint of Keras's LossScaleOptimizer."""
+    """Return the object into which to restore the part called `name` of a checkpoint of Keras's LossScaleOptimizer."""
     parts = {"inner_optimizer": wrapper._optimizer}
     if wrapper.dynamic:
         parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
@@ -366,7 +367,8 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether the saved values are a wrapper's. If so, the first four are scalars, and the second is 0."""
+    """Return whether a wrapper saved the values. A wrapper's first four values are scalars, and the second of them is
+    0."""
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 

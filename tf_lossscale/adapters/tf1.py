@@ -1,4 +1,4 @@
-"""Adapter for TensorFlow 1's optimizers (`tf.compat.v1.train`), in legacy graphs and in eager mode."""
+"""Adapter for TensorFlow 1's optimizers (`tf.compat.v1.train`), in TF1 graphs and in eager mode."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Family(family.Family):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         if replicas.several_replicas():
             # The gradients are already summed over the replicas, but TensorFlow 1's optimizers sum them again. One
-            # replica therefore passes the sum, and the other replicas pass zeros. The zeros have the gradient's shape,
-            # because with a scalar zero the weights are not trained after `disable_v2_behavior`.
+            # replica therefore passes the sum, and the other replicas pass zeros. The zeros have the gradient's shape:
+            # if `disable_v2_behavior` was called, a scalar zero would keep the weights from being trained.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [
                 scaling.over_values(lambda values: tf.where(first, values, tf.zeros_like(values)), gradient)
@@ -115,7 +115,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             **kwargs: `experimental_aggregate_gradients` or `skip_gradients_aggregation`.
 
         Returns:
-            In a legacy graph, the operation that takes the step.
+            In a TF1 graph, the operation that takes the step.
         """
         return super().apply_gradients(grads_and_vars, name, global_step=global_step, **kwargs)
 
@@ -145,7 +145,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             tape: the tape that recorded the loss, in eager mode.
 
         Returns:
-            In a legacy graph, the operation that takes the step.
+            In a TF1 graph, the operation that takes the step.
         """
         # If the second argument is a list, it is used as `var_list`, as in Keras's `minimize(loss, var_list)`.
         if isinstance(global_step, (list, tuple)):
@@ -164,8 +164,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "iterations":
             raise AttributeError(
-                "Optimizers of tf.compat.v1.train have no `iterations`, because they do not count their steps. Pass a "
-                "variable as `global_step` to minimize() or apply_gradients()."
+                "Optimizers from tf.compat.v1.train have no `iterations`, because they do not count their steps. Pass "
+                "a variable as `global_step` to minimize() or apply_gradients()."
             )
         return super().__getattr__(name)
 

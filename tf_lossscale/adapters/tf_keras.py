@@ -147,7 +147,7 @@ class LossScaleOptimizer(
     tf_keras.optimizers.Optimizer,
     tf_keras.mixed_precision.LossScaleOptimizer,
 ):
-    """The wrapper around an optimizer of `tf_keras.optimizers`."""
+    """The wrapper around an optimizer from `tf_keras.optimizers`."""
 
     _family_class = Family
     _family: Family
@@ -155,7 +155,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
-        # A user-defined subclass of this class may override `aggregate_gradients`.
+        # A user-defined subclass of `tf_keras.optimizers.Optimizer` may override `aggregate_gradients`.
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:
@@ -171,8 +171,8 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Raise the error that `apply_gradients` raises in a legacy graph.
+        """Raise the error that `apply_gradients` raises in a TF1 graph.
 
-        Keras 2's `fit` calls `get_updates` only in legacy graphs.
+        Keras 2's `fit` calls `get_updates` only in TF1 graphs.
         """
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]

@@ -114,7 +114,7 @@ class LossScaleOptimizer(
     optimizer.LossScaleOptimizer,
     _Wrapper,
 ):
-    """The wrapper around an optimizer of `tf_keras.optimizers.legacy`."""
+    """The wrapper around an optimizer from `tf_keras.optimizers.legacy`."""
 
     _family_class = Family
     _family: Family
@@ -123,7 +123,7 @@ class LossScaleOptimizer(
     _HAS_AGGREGATE_GRAD = True
 
     def _init_base(self) -> None:
-        # A user-defined subclass of this class may override `_aggregate_gradients`.
+        # A user-defined subclass of the legacy `Optimizer` may override `_aggregate_gradients`.
         if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:
             self._family.own_aggregation = self._aggregate_gradients
 
@@ -131,7 +131,7 @@ class LossScaleOptimizer(
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
-        """Return the operations of one step in a legacy graph, as a list."""
+        """Return a list of the operations that take one step in a TF1 graph."""
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
 
     def __getattribute__(self, name: str) -> Any:
@@ -141,7 +141,7 @@ class LossScaleOptimizer(
         if name in ("lr", "learning_rate"):
             _require_number(name, value)
             # Reading the learning rate creates its variable with dtype float32. If the variable did not exist yet,
-            # assigning the integer 2 would create an int32 variable.
+            # assigning an integer would create an int32 variable.
             _ = self._optimizer.learning_rate
         elif "_optimizer" in vars(self) and name in self._optimizer._hyper and self._is_delegated(name):
             _require_number(name, value)
@@ -180,8 +180,8 @@ class LossScaleOptimizer(
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         dependency = self._optimizer._lookup_dependency(name, *args)
-        # TensorFlow 2.0 to 2.2 saved the inner optimizer in a child object called `base_optimizer`. In checkpoints of
-        # newer versions, this object is empty.
+        # TensorFlow 2.0 to 2.2 saved the inner optimizer in a child object called `base_optimizer`. In checkpoints that
+        # newer versions wrote, this object is empty.
         return self._optimizer if dependency is None and name == "base_optimizer" else dependency
 
     def _create_or_restore_slot_variable(

@@ -90,7 +90,7 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
                     break
             if not losses:
                 raise ValueError(
-                    f"`train_dataset` had no batch in epoch {epoch + 1} of {epochs}. Pass a tf.data.Dataset with at "
+                    f"`train_dataset` has no batch in epoch {epoch + 1} of {epochs}. Pass a tf.data.Dataset with at "
                     "least one batch, or a list of batches, which every epoch reads from the start."
                 )
             layers_of_keras.note_steps(model, len(losses))
@@ -106,7 +106,7 @@ def _require_fitting_callbacks(callbacks: list[Any], keras: Any) -> None:
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise ValueError(
             "`callbacks` must not contain BackupAndRestore if `network` is a training cell, because only Keras's `fit` "
-            "can resume in a later epoch. Save the model and the optimizer with tf.train.Checkpoint, or pass a Keras "
+            "can resume from a later epoch. Save the model and the optimizer with tf.train.Checkpoint, or pass a Keras "
             "model as `network`."
         )
 
@@ -135,8 +135,8 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]
         del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # `divided` can become true only while a loss function is being traced. A loss function that is itself a
-        # tf.function is traced only once, so `divides_loss` stays true after that trace.
+        # Keras reports a divided loss only while it traces the loss function. A loss function that is itself a
+        # tf.function is traced only once, so `divides_loss` is never set back to False.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)

@@ -64,9 +64,9 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     `to_float` has set. To undo a level, call `to_float(model, "float32")`; setting a different level is not enough.
 
     Layers of different dtypes can be combined, because their inputs are cast. At O1 and auto, half-precision layers
-    return float32. At O2, normalization layers return half precision. At O2 and O3, the inputs of a model whose class
-    is user-defined are cast to half precision, and the network returns half precision. `Model` and `WithLossCell`
-    compute the loss in float32.
+    return float32 tensors. At O2, normalization layers return half-precision tensors. At O2 and O3, the inputs of a
+    model whose class is user-defined are cast to half precision, and the model returns half-precision tensors. `Model`
+    and `WithLossCell` compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -171,7 +171,7 @@ class DtypeTable:
     dense  Dense  float16   float32
 
     Args:
-        rows: (name, type, compute dtype, variable dtype) of each layer.
+        rows: a tuple (name, type, compute dtype, variable dtype) for each layer.
     """
 
     def __init__(self, rows: list[tuple[str, str, str, str]]):

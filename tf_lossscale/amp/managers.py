@@ -24,7 +24,7 @@ class FixedLossScaleManager(LossScaleManager):
     1024.0
 
     Args:
-        loss_scale: the scale, a finite number of at least 1.
+        loss_scale: the scale, a finite number that is at least 1.
         drop_overflow_update: whether a step that overflows is skipped. If False, its gradients are applied.
 
     Raises:
@@ -74,7 +74,7 @@ class DynamicLossScaleManager(LossScaleManager):
     64.0
 
     Args:
-        init_loss_scale: the scale to start with, a finite number of at least 1.
+        init_loss_scale: the scale to start with, a finite number that is at least 1.
         scale_factor: the factor that the scale is multiplied or divided by, above 0.
         scale_window: the number of finite steps in a row after which the scale grows, an int above 0.
 
@@ -217,7 +217,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         self._rules = rules_of(self.scale_factor, self.scale_window)
 
     def get_loss_scale(self) -> float:
-        """Return the scale that the cell started with."""
+        """Return the scale that the update cell started with."""
         return self.loss_scale_value
 
     def __call__(self, loss_scale: tf.Variable, overflow: tf.Tensor | bool) -> tf.Tensor:
@@ -270,12 +270,12 @@ def whole_above_zero(name: str, value: Any) -> int:
 
 
 def number_of_at_least_1(name: str, value: Any) -> Any:
-    """Return `value` if it is a finite number of at least 1; otherwise raise an error.
+    """Return `value` if it is a finite number that is at least 1; otherwise raise an error.
 
     >>> number_of_at_least_1("loss_scale", 0.5)
     Traceback (most recent call last):
     ...
-    ValueError: `loss_scale` must be a finite number of at least 1, but got: 0.5.
+    ValueError: `loss_scale` must be a finite number that is at least 1, but got: 0.5.
 
     Args:
         name: the argument's name, for the error.
@@ -288,7 +288,7 @@ def number_of_at_least_1(name: str, value: Any) -> Any:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be a number, but got: {value!r} of type {type(value).__name__}.")
     if not _is_finite(value) or value < 1:
-        raise ValueError(f"`{name}` must be a finite number of at least 1, but got: {value!r}.")
+        raise ValueError(f"`{name}` must be a finite number that is at least 1, but got: {value!r}.")
     return value
 
 

@@ -71,8 +71,8 @@ class Model:
             by exponent, for `model.optimizer.precision_report()`.
 
     Raises:
-        TypeError: the network is not a Keras model, the manager has no `as_loss_scale`, or `diagnose` has the wrong
-            type.
+        TypeError: the network is neither a Keras model nor a training cell, the manager has no `as_loss_scale`, or
+            `diagnose` has the wrong type.
         ValueError: the level is unknown; or an argument would have no effect, such as a manager together with an
             optimizer that is already wrapped.
 
@@ -100,7 +100,8 @@ class Model:
             if manager_given or diagnose or amp_level != "O0" or any(each is not None for each in arguments):
                 raise ValueError(
                     f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Set "
-                    "levels with auto_mixed_precision(model), and pass the loss scale to the constructor of this cell."
+                    "the level of the model in the cell with auto_mixed_precision(model), and pass the loss scale to "
+                    "the constructor of the cell."
                 )
             self.optimizer = network.optimizer
             return
@@ -260,8 +261,8 @@ def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
         return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
     if diagnose:
         raise ValueError(
-            f"diagnose={diagnose!r} needs a loss scale. Pass a `loss_scale_manager` and an optimizer that is not "
-            "wrapped, which Model then wraps, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
+            f"diagnose={diagnose!r} needs a loss scale. Pass a `loss_scale_manager` and a bare optimizer, "
+            "which Model then wraps, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
         )
     return optimizer
 
@@ -292,7 +293,8 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:
-    """Return a metric called `name`. `metric` is a function, the name of a Keras metric, or an object to rename."""
+    """Return a metric called `name`. `metric` is a function, the name of a Keras metric, or a Keras metric, which is
+    renamed."""
     metrics = keras.library.metrics
     metric = metrics.get(metric)
     if not isinstance(metric, metrics.Metric):

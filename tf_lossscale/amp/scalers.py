@@ -50,7 +50,7 @@ class StaticLossScaler(tf.Module):
     3.0
 
     Args:
-        scale_value: a finite number of at least 1, int or float.
+        scale_value: a finite int or float that is at least 1.
 
     Raises:
         TypeError: `scale_value` is not an int or float.
@@ -116,7 +116,7 @@ class DynamicLossScaler(StaticLossScaler):
     32.0
 
     Args:
-        scale_value: the scale to start with, a finite number of at least 1, int or float.
+        scale_value: the scale to start with, a finite int or float that is at least 1.
         scale_factor: the factor that the scale is multiplied or divided by, an int above 0.
         scale_window: the number of finite steps in a row after which the scale grows, an int above 0.
 

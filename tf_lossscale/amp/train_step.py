@@ -42,7 +42,7 @@ class TrainOneStepCell:
         network: a callable that returns the loss for the inputs and has a `trainable_variables` attribute, such as a
             `WithLossCell`.
         optimizer: an optimizer that `LossScaleOptimizer` can wrap, or a `LossScaleOptimizer`.
-        sens: the scale, a finite number of at least 1. The default is 1.
+        sens: the scale, a finite number that is at least 1. The default is 1.
 
     Raises:
         TypeError: `sens` is not a number.

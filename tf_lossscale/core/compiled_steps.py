@@ -96,7 +96,7 @@ class CompiledSteps:
                 return None
         if after == key:
             return traced
-        # If tracing has made the key longer, tracing has filled a cache and the next trace may succeed. Nothing is
+        # If the key is longer after tracing, tracing has filled a cache, and the next trace may succeed. Nothing is
         # logged in this case.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
@@ -168,7 +168,7 @@ def obstacle(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
         variables: the variables, one for each gradient.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        return "a legacy graph cannot call a compiled function"
+        return "a TF1 graph cannot call a compiled function"
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         return "a gradient is sparse, and may have a different number of rows in each step"
     if not tf.distribute.has_strategy():

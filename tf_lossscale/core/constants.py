@@ -1,4 +1,5 @@
-"""Builds hashable keys from the Python constants that tracing embeds in a graph. Restores objects after tracing."""
+"""Builds hashable keys from the Python constants that tracing embeds in a graph. Undoes changes to objects by
+tracing."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     """
     items: list[Any] = []
     identified = [] if identified is None else identified
-    # Maps the id of each object whose attributes or items are in the key to a pair of a consecutive number and the
-    # object. The reference to the object prevents Python from reusing the id.
+    # Maps the id of each object whose attributes or items are in the key to a pair: a serial number, and the object.
+    # The reference to the object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
     # A key is computed in each eager step, so this code uses a loop, which is faster than recursion.

@@ -59,7 +59,7 @@ class Diagnosis(Variables):
                 `finite.nonfinite_kind` that all replicas agree on, or the gradient itself.
 
         Returns:
-            The operations that a session has to run in a legacy graph.
+            The operations that a session has to run in a TF1 graph.
         """
         self.prepare(names)
         step = value_or_zero(self.steps) + 1

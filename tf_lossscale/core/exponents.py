@@ -13,14 +13,14 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The default number of steps from one counted step to the next.
+#: By default, gradients are counted once every this many steps.
 EVERY = 100
 
 _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class Exponents(Variables):
-    """Counts gradient values by variable and exponent, and keeps the counts from the last step that was counted.
+    """Counts gradient values by variable and exponent, and keeps the most recent counts.
 
     Gradients are counted in the first step, and then once every `every` steps. All other steps only increment the step
     count. The counts are variables that checkpoints do not contain. Each replica counts its own gradients in its own
@@ -34,7 +34,7 @@ class Exponents(Variables):
     (('kernel',), [1, 1], 1.0, 1)
 
     Args:
-        every: the number of steps from one counted step to the next.
+        every: the number of steps from one count to the next.
 
     Raises:
         ValueError: the strategy in use does not give each replica its own copy of the variables.
@@ -72,7 +72,7 @@ class Exponents(Variables):
             scale: a function that returns the loss scale of these gradients, a float32 scalar.
 
         Returns:
-            The operations that a session has to run in a legacy graph.
+            The operations that a session has to run in a TF1 graph.
 
         Raises:
             ValueError: the strategy in use does not give each replica its own copy of the variables.
@@ -115,8 +115,8 @@ class Exponents(Variables):
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Count the gradients of the next step, even if the interval has not passed."""
-        # Before the first step, the variable does not exist. The first step is counted in any case.
+        """Count the gradients of the next step, even if its turn has not come yet."""
+        # Before the first step, the variable does not exist. The gradients of the first step are counted in any case.
         if "following" not in self._all():
             return
         if tf.compat.v1.executing_eagerly_outside_functions():
@@ -134,10 +134,10 @@ class Exponents(Variables):
             self._known.clear()
 
     def last(self) -> ExponentCounts | None:
-        """Read the counts of the last counted step, in eager mode or in the default session.
+        """In eager mode or in the default session, read the most recent counts.
 
         Returns:
-            The counts. If no step was counted, the result is None.
+            The counts. If no gradients have been counted yet, the result is None.
         """
         made = self._all()
         tables = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
@@ -148,7 +148,7 @@ class Exponents(Variables):
         return ExponentCounts(names, _value(counts), float(_value(scale)), max(steps))
 
     def steps_taken(self) -> int:
-        """Read the number of steps taken, in eager mode or in the default session."""
+        """In eager mode or in the default session, read the number of steps taken."""
         return int(_value(self.steps)) if "steps" in self._all() else 0
 
     def _numbers(self) -> tuple[int, int]:
@@ -179,7 +179,8 @@ class Exponents(Variables):
         self._table(names)
 
     def _table(self, names: tuple[str, ...]) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
-        """Return three variables: the counts of the last counted step, the step's number, and its loss scale."""
+        """Return three variables: the most recent counts, and the number and the loss scale of the step that was
+        counted."""
         i = self._tables.index(names)
         zeros: Any = np.zeros([len(names), COLUMNS], np.int64)
         return (
@@ -239,7 +240,7 @@ class _Bits:
         self.infinity = (2**self._exponent - 1) << self._mantissa
 
     def by_exponent(self) -> tf.Tensor:
-        """Return the counts by exponent as an int64 row.
+        """Return the counts by exponent as one row of the int64 table.
 
         Zeros are counted in the column for the lowest exponent, and infinities in the column for NaN.
         """

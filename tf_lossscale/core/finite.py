@@ -12,7 +12,7 @@ from tf_lossscale.core.scaling import over_values
 from tf_lossscale.core.twins import has_faster_twin
 
 
-# Calls run the faster version of this function in core/fast/checks.py.
+# A call to this function runs its faster version in core/fast/checks.py.
 @has_faster_twin
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     """Return whether all values of all gradients are finite.

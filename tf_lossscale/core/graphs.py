@@ -57,7 +57,7 @@ def finished(result: Any) -> tf.Tensor:
 def runs_in_order() -> bool:
     """Return whether operations run in program order, as in eager mode and in a tf.function.
 
-    In a legacy graph a session runs only the fetched operations and their dependencies.
+    In a TF1 graph a session runs only the fetched operations and their dependencies.
 
     >>> runs_in_order()
     True

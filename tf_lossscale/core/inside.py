@@ -71,7 +71,7 @@ def _loss_of(result: Any) -> tf.Tensor:
     if loss is None or not loss.dtype.is_floating:
         raise TypeError(
             "`loss_fn` must return the loss, a floating-point tensor, or a tuple that begins with the loss, but "
-            f"returned: {result!r}. Return the sum of several losses, and further results in a tuple, not in a list."
+            f"returned: {result!r}. Add up several losses. Return further results in a tuple, not in a list."
         )
     return loss
 

@@ -55,7 +55,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
     Args:
         gradients: tensors, IndexedSlices or None.
         loss_scale: the loss scale.
-        scaled: the gradients before the division, which are noted as scaled.
+        scaled: the gradients before the division. This function notes that they are scaled.
     """
     for gradient in gradients:
         if gradient is not None:

@@ -93,7 +93,7 @@ def independent_writes() -> contextlib.AbstractContextManager[None]:
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return contextlib.nullcontext()
     # The block overrides `_use_merge_call`, a private method. A test fails if strategies stop calling it. No other
-    # replica sees the override: a strategy runs its replicas' threads one at a time and changes the thread only in a
+    # replica sees the override: a strategy runs its replicas' threads one at a time and switches threads only in a
     # merge_call, and there is no merge_call in the block.
     return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
@@ -165,7 +165,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
 @contextlib.contextmanager
 def explaining_refused_merge_calls() -> Iterator[None]:
-    """If TensorFlow refuses a `merge_call` in a `with` block, raise an error with a remedy instead of TensorFlow's.
+    """If TensorFlow refuses a `merge_call` in a `with` block, replace its error with one that names a remedy.
 
     >>> with explaining_refused_merge_calls():
     ...     pass
@@ -273,7 +273,7 @@ def _local_copy(variable: Any) -> Any:
 
 
 def replica() -> int:
-    """Return the number of the calling replica. Call this in a replica context.
+    """Return the index of the calling replica. Call this in a replica context.
 
     >>> replica()
     0
@@ -335,7 +335,7 @@ def not_in_replica_context(method: str) -> ValueError:
     )
 
 
-# Calls run the faster version of this function in core/fast/packing.py.
+# A call to this function runs its faster version in core/fast/packing.py.
 @has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.
@@ -376,7 +376,7 @@ def all_reduce(tensors: list[Any]) -> list[Any]:
     if tf.compat.v1.executing_eagerly_outside_functions() or not uses_merge_call():
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
-    # In a legacy graph `context.all_reduce` fails. It looks up the graph's variables by name in order to define a
+    # In a TF1 graph `context.all_reduce` fails. It looks up the graph's variables by name in order to define a
     # gradient for its result, but does not find the variables' copies on the second replica.
     def across_replicas(strategy: tf.distribute.Strategy, *per_replica: Any) -> list[Any]:
         pairs = [(each, each) for each in per_replica]

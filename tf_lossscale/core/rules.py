@@ -26,7 +26,7 @@ class Counts(NamedTuple):
     scale: Any
     #: The number of finite steps that count towards growth, as an int64 scalar.
     good: Any
-    #: The number of non-finite steps that count towards the hysteresis, as an int64 scalar.
+    #: The number of non-finite steps counted so far towards `hysteresis`, as an int64 scalar.
     bad: Any
 
 

@@ -40,7 +40,7 @@ def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Mul(x=loss, y=tf.cast(factor, loss.dtype))
 
 
-# Calls run the faster version of this function in core/fast/packing.py.
+# A call to this function runs its faster version in core/fast/packing.py.
 @has_faster_twin
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Divide gradients by the scale, and prevent the graph optimizer from merging the division with the scaling.
@@ -66,7 +66,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     return [over_values(unscaled, gradient) for gradient in floating(gradients)]
 
 
-# Calls run the faster version of this function in core/fast/checks.py.
+# A call to this function runs its faster version in core/fast/checks.py.
 @has_faster_twin
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Divide values by the scale, and round the quotients to the dtype of the values.

@@ -60,8 +60,8 @@ class LossScale(Variables):
     not_in_a_step: tuple[str, ...] = ("_restored", "_stall_actions")
 
     def __init__(self) -> None:
-        # A tf.Module reserves its name in the graph. This module is not called "loss_scale", because tf.contrib's
-        # variable has that name.
+        # A tf.Module reserves its name in the graph. This module is not called "loss_scale", because the variable of
+        # tf.contrib's loss scale manager has that name.
         super().__init__(name="loss_scaling")
 
     def as_loss_scale(self) -> LossScale:
@@ -108,7 +108,7 @@ class LossScale(Variables):
             **norm: as in `check`.
 
         Returns:
-            The results of `assign`, which a session has to run in a legacy graph.
+            The results of `assign`, which a session has to run in a TF1 graph.
         """
         del applied, norm
         return []
@@ -121,7 +121,7 @@ class LossScale(Variables):
             **norm: as in `move`.
 
         Returns:
-            The operations that a session has to run in a legacy graph.
+            The operations that a session has to run in a TF1 graph.
         """
         return [*self.move(applied, **norm), *self.count(applied)]
 
@@ -132,12 +132,12 @@ class LossScale(Variables):
             applied: as in `move`.
 
         Returns:
-            The operations that a session has to run in a legacy graph.
+            The operations that a session has to run in a TF1 graph.
         """
         if not self.may_skip:
             return []
         assigned = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        # An applied step does not change the counts of skipped steps. In a legacy graph it nevertheless assigns the
+        # An applied step does not change the counts of skipped steps. In a TF1 graph it nevertheless assigns the
         # current counts again, because a variable that was not initialized can be read only after an assignment.
         if not tf.compat.v1.executing_eagerly_outside_functions():
             assigned += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
@@ -147,7 +147,7 @@ class LossScale(Variables):
         """Count a skipped step. This is called only for skipped steps, before `record`.
 
         Returns:
-            The operations that a session has to run in a legacy graph.
+            The operations that a session has to run in a TF1 graph.
         """
         return [add_one(self.skipped_steps), self.skipped_in_a_row.assign(self.skipped_before() + 1)]
 
@@ -157,7 +157,8 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, as a float. If it is None, a long run of skipped steps is not reported."""
+        """The lower bound of the scale, as a float. A long run of skipped steps at this bound is reported, unless it is
+        None."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
@@ -403,7 +404,8 @@ def moved_by_update(loss_scale: Any, gradients: Iterable[Any]) -> tf.Tensor:
         gradients: tensors, IndexedSlices or None, already unscaled and summed over the replicas.
 
     Returns:
-        Whether to apply the gradients, a bool scalar tensor that is computed after the scale has changed.
+        A bool scalar tensor, which is true if the gradients should be applied. It is computed after the scale has
+        changed.
     """
     update, apply = loss_scale.update(list(gradients))
     with tf.control_dependencies(operations(update)):

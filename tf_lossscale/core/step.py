@@ -1,8 +1,8 @@
 """Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome.
 
 In a graph, the faster twins in `core/fast` record what a tensor was computed from (see `core.notes.origin`), for
-example which stack it is a part of. `as_arguments`, `apply_or_skip` and the check then use the noted tensors instead of
-the tensors that are passed to them. The results have the same bits.
+example which stack of gradients it is a part of. `as_arguments`, `apply_or_skip` and the check then use the noted
+tensors instead of the tensors that are passed to them. The results are bitwise equal to the results without twins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Gradients = list[Any]
 class Update(abc.ABC):
     """The gradients of a step, and the methods that reduce, apply or skip them.
 
-    A subclass implements the step of one optimizer, or a common step of several optimizers.
+    A subclass implements the step of one optimizer, or a joint step of several optimizers.
 
     >>> class Descent(Update):
     ...     def __init__(self, gradients, variables):
@@ -61,7 +61,7 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Update the optimizer in a skipped step, for example its step count.
+        """Update what changes in the optimizer even if a step is skipped, for example its step count.
 
         This method is called in a cross-replica context if there is one.
         """
@@ -101,7 +101,7 @@ def take_step(loss_scale: LossScale, update: Update) -> Any:
     Returns:
         In eager mode, whether the step was applied. In a graph, a tensor or the operations to wait for.
     """
-    # In a legacy graph the control dependency ensures that the exponents are counted before the scale changes.
+    # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
     with replicas.explaining_refused_merge_calls(), tf.control_dependencies(update.count_exponents()):
         gradients = update.unscaled_gradients()
         consensus = None
@@ -201,7 +201,7 @@ def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients
     return bool(applied) if tf.executing_eagerly() else applied
 
 
-# Calls run the faster version of this function in core/fast/packing.py.
+# A call to this function runs its faster version in core/fast/packing.py.
 @has_faster_twin
 def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Callable[[list[Any]], Gradients]]:
     """Convert gradients to tensors that can be passed to a function, and back.
@@ -225,7 +225,7 @@ def as_arguments(gradients: Gradients, to_compile: bool) -> tuple[list[Any], Cal
     return [gradient for gradient in gradients if gradient is not None], back
 
 
-# Calls run the faster version of this function in core/fast/branching.py.
+# A call to this function runs its faster version in core/fast/branching.py.
 @has_faster_twin
 def apply_or_skip(
     applied: tf.Tensor, gradients: list[Any], apply: Callable[[Any], Any], skip: Callable[[], Any]

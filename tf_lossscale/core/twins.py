@@ -1,4 +1,4 @@
-"""Registers faster versions of plain functions, called twins. The plain function defines the correct result."""
+"""Registers twins: faster versions of plain functions. The plain function defines the correct result."""
 
 from __future__ import annotations
 

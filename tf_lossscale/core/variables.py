@@ -31,7 +31,7 @@ class Variables(tf.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         this = super().__new__(cls)
-        # `_weights` maps (graph, name) to a variable. Each legacy graph has its own variables. Eager mode and
+        # `_weights` maps (graph, name) to a variable. Each TF1 graph has its own variables. Eager mode and
         # tf.functions share one set of variables, for which the graph is None. `__new__` sets the attributes, so that a
         # subclass need not call this class's `__init__`. The attributes are set in `__dict__`, so that TensorFlow does
         # not track them.
@@ -49,7 +49,7 @@ class Variables(tf.Module):
         """Return the variable with this name in the current graph. Create the variable on the first call.
 
         Args:
-            name: the variable's name, also in checkpoints.
+            name: the variable's name, which is also its name in checkpoints.
             initial_value: a Python number, or a list of Python numbers.
             dtype: the variable's dtype.
             tracked: whether checkpoints include the variable.
@@ -57,7 +57,7 @@ class Variables(tf.Module):
                 values with this aggregation. By default all replicas write the same value together.
 
         Returns:
-            A variable that is not trained.
+            A non-trainable variable.
         """
         key = (None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()), name
         made = self._weights.get(key)
@@ -139,7 +139,7 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each variable that exists in a legacy graph, and later with each new variable.
+    """Call a function with each variable that exists in a TF1 graph, and later with each new variable.
 
     A library with its own session, such as Keras 2, must know these variables in order to initialize them.
 
@@ -168,7 +168,7 @@ def _announce(variable: Any) -> None:
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Return a variable's value. If the variable is in a legacy graph and was not initialized, return zeros.
+    """Return a variable's value. If the variable is in a TF1 graph and was not initialized, return zeros.
 
     >>> value_or_zero(tf.Variable(3)).numpy().item()
     3
@@ -182,7 +182,7 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
 
 
 def add_one(variable: tf.Variable) -> Any:
-    """Add one to a variable. If the variable is in a legacy graph and was not initialized, start at 0.
+    """Add one to a variable. If the variable is in a TF1 graph and was not initialized, start at 0.
 
     >>> variable = tf.Variable(3)
     >>> _ = add_one(variable)
@@ -201,7 +201,7 @@ def add_one(variable: tf.Variable) -> Any:
     return variable.assign(value_or_zero(variable) + 1)
 
 
-# Calls run the faster version of this function in core/fast/branching.py.
+# A call to this function runs its faster version in core/fast/branching.py.
 @has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables unless a condition is true.
@@ -217,7 +217,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
         change: a function that assigns to variables, and returns the results of `assign`.
 
     Returns:
-        The operations that a session has to run in a legacy graph.
+        The operations that a session has to run in a TF1 graph.
     """
     if tf.executing_eagerly():
         if not fine:
@@ -278,7 +278,7 @@ def as_number(variable: Any) -> Any:
 
 
 def _legacy_graph() -> Any:
-    """Return the legacy graph that is being built, not the graph of a branch or loop inside it."""
+    """Return the TF1 graph that is being built, not the graph of a branch or loop inside it."""
     graph: Any = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
@@ -298,7 +298,7 @@ def _variable(
         "aggregation": tf.VariableAggregation.NONE if mirrored else aggregation,
     }
     if not saved and not tf.executing_eagerly():
-        # In a legacy graph a variable that is not saved must be local, because a Saver saves and restores all global
+        # In a TF1 graph a variable that is not saved must be local, because a Saver saves and restores all global
         # variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)

@@ -56,7 +56,7 @@ class FixedLossScaleManager(LossScaleManager):
     128.0
 
     Args:
-        loss_scale: a number of at least 1.
+        loss_scale: a number that is at least 1.
 
     Raises:
         ValueError: `loss_scale` is below 1.

@@ -41,7 +41,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     Args:
         optimizer: the optimizer that does the update; `opt` and `inner_optimizer` are other names for it.
-        loss_scale: "dynamic"; a number of at least 1 for a fixed scale; a `tf_lossscale.legacy.LossScale`, or an
+        loss_scale: "dynamic"; a number that is at least 1 for a fixed scale; a `tf_lossscale.legacy.LossScale`, or an
             instance of your own subclass of it; or the config of a LossScale.
 
     Raises:

@@ -100,7 +100,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
     FixedLossScale(128.0)
 
     Args:
-        loss_scale_value: a Python number of at least 1.
+        loss_scale_value: a Python number that is at least 1.
 
     Raises:
         ValueError: `loss_scale_value` is not a Python int or float, or is below 1.

@@ -47,8 +47,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             batches. Each reading waits until the steps in progress have finished. With `steps_per_execution`, the
             values are read after the execution that contains the n-th batch.
         log_dir: a folder to which the callback writes the same TensorBoard scalars as `write_summary`, at each reading.
-            By default nothing is written. With `diagnose="exponents"`, the callback also writes the exponent counts of
-            each newly counted step: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
+            By default nothing is written. With `diagnose="exponents"`, the callback also writes the most recent
+            exponent counts: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
         max_skipped: the fraction of skipped steps above which the callback warns. A reading checks the fraction if at
             least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown, or None for the model's optimizer.

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "loss_scale_exponents.png and loss_scale_exponents_by_step.png"
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help=what)
-    what = "counted step whose exponents are drawn (default: the last)"
+    what = "step whose exponents are drawn (default: the last step with counts)"
     parser.add_argument("--step", type=int, metavar="N", help=what)
     parser.add_argument("--force", action="store_true", help="write over pictures that are there already")
 

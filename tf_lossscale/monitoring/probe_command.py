@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     options = "%(prog)s [-h] [--every N] [--out FOLDER]"
     parser.usage = f"{options} SCRIPT [ARG ...]\n       {options} -m MODULE [ARG ...]"
-    what = "steps from one counted step to the next; the report is about the last one (default: %(default)s)"
+    what = "count gradients in one of N steps; the report is about the last count (default: %(default)s)"
     parser.add_argument("--every", type=option_types.whole_number(1), default=_EVERY, metavar="N", help=what)
     what = "folder to write the counts to, for tf-lossscale plot"
     parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help=what)
@@ -81,7 +81,7 @@ def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
     1
 
     Args:
-        every: the number of steps from one counted step to the next.
+        every: the number of steps from one count of gradients to the next.
 
     Yields:
         A dict with an entry for each optimizer that took a step. The key is the optimizer's name. The value is its

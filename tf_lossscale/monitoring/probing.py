@@ -43,7 +43,7 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
 
     Args:
         optimizer: an optimizer that `LossScaleOptimizer` could wrap, but that is not wrapped.
-        every: the number of steps from one counted step to the next. The first step is counted.
+        every: the number of steps from one count of gradients to the next. The first step is counted.
 
     Yields:
         A `Probe`. Its `precision_report()` returns the report.
@@ -88,7 +88,7 @@ class Probe:
 
     Args:
         family: the optimizer's `Family`.
-        every: the number of steps from one counted step to the next.
+        every: the number of steps from one count of gradients to the next.
     """
 
     def __init__(self, family: Family, every: int):
@@ -101,31 +101,31 @@ class Probe:
         self._in_float16 = False
 
     def precision_report(self) -> PrecisionReport:
-        """Report how much of each variable's gradient in the last counted step would be lost in float16.
+        """Report how much of each variable's last counted gradient would be lost in float16.
 
         Returns:
             The report, which contains plain data and prints as a table.
 
         Raises:
-            ValueError: no step has been counted yet.
-            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+            ValueError: no gradients have been counted yet.
+            RuntimeError: the method is called while a graph is being built, or in a TF1 graph without a default
                 session.
         """
         return PrecisionReport(self.counts())
 
     def counts(self) -> ExponentCounts:
-        """Return the exponent counts of the last counted step.
+        """Return the most recent exponent counts.
 
         Raises:
-            ValueError: no step has been counted yet.
-            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+            ValueError: no gradients have been counted yet.
+            RuntimeError: the method is called while a graph is being built, or in a TF1 graph without a default
                 session.
         """
         require_values("precision_report")
         counts = self._exponents.last()
         if counts is None:
             raise ValueError(
-                "precision_report() needs a counted step, but the optimizer has taken none inside the block of "
+                "precision_report() needs the counts of at least one step, but none was counted inside the block of "
                 "probe(). Steps of a tf.function that was traced before the block are not counted: trace it in the "
                 "block, or compile the Keras model again in the block."
             )

@@ -52,7 +52,7 @@ class AdafactorBase(hooks.Hooked):
     #: Whether `build` adds variables to the first group if they are in no group.
     _takes_more: bool
     #: For each group, the positions of its variables in the list that will be passed to `build`. This attribute is None
-    #: unless the optimizer was created by `from_config` and is not built.
+    #: unless the optimizer was created by `from_config` and has not been built yet.
     _positions: list[list[int]] | None
     #: Whether the optimizer has logged how much memory `foreach` needs.
     _said: bool
@@ -76,14 +76,14 @@ class AdafactorBase(hooks.Hooked):
     _tensor_variable: Callable[[Any], Any]
     #: Creates the variable in which a learning rate is stored, from its initial value and a name.
     _new_rate_variable: Callable[[float, str], Any]
-    #: Creates a variable of zeros on a parameter's device. Its arguments are the parameter, a name, a shape and a
-    #: dtype.
+    #: A function that creates a variable of zeros on a parameter's device. It takes the parameter, a name, a shape and
+    #: a dtype.
     _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
     #: Returns the variables for which the optimizer was built, in the order in which they were passed to `build`.
     _built_for: Callable[[], list[Any]]
     #: Adds variables to a built optimizer, without creating their state.
     _join: Callable[[list[Any]], None]
-    #: Sets the number of steps that Keras counts.
+    #: Sets Keras's step count, `iterations`.
     _set_iterations: Callable[[int], None]
 
     # Construction. ----------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class AdafactorBase(hooks.Hooked):
         self.__dict__.update(
             _groups=[],
             _defaults=options,
-            _hooks=hooks.all_moments(),
+            _hooks=hooks.hooks_by_event(),
             _places={},
             _moments={},
             _takes_more=params is None,
@@ -144,7 +144,7 @@ class AdafactorBase(hooks.Hooked):
 
         Args:
             config: a dict.
-            custom_objects: user-defined learning rate schedules, a dict from names to classes or functions.
+            custom_objects: a dict that maps the names of user-defined learning rate schedules to classes or functions.
         """
         return group_configs.optimizer_of(cls, config, custom_objects)
 
@@ -243,7 +243,7 @@ class AdafactorBase(hooks.Hooked):
 
     @property
     def learning_rate(self) -> Any:
-        """The first group's learning rate. Setting it also sets the groups that have no learning rate of their own."""
+        """The first group's learning rate. Setting it also changes groups that have no learning rate of their own."""
         return super().learning_rate  # type: ignore[misc]
 
     @learning_rate.setter
@@ -317,7 +317,7 @@ class AdafactorBase(hooks.Hooked):
             call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
-        """Increment the step counts of the variables at these indices in a group. Return the new step counts."""
+        """Increment the step counts of the variables at the given indices in a group. Return the new step counts."""
         steps = self._tensor_variable(group.steps)
         if indices == list(range(len(group["params"]))):
             steps.assign_add(tf.ones(steps.shape), read_value=False)

@@ -94,7 +94,7 @@ def update(
     Args:
         parameter: a floating-point tensor X.
         gradient: a tensor G of the same shape and dtype.
-        moments: the second moments, in the order of `moment_shapes`, of the parameter's dtype.
+        moments: the second moments, in the order of `moment_shapes` and in the parameter's dtype.
         weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
         rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
         shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`. None means no weight decay.
@@ -123,7 +123,8 @@ def update(
     if rank - stacked >= 2:
         means = [tf.reduce_mean(squared, -1, keepdims=True), tf.reduce_mean(squared, -2, keepdims=True)]
         row, column = new = [_toward(tf.cast(old, wide), mean, weight) for old, mean in zip(moments, means)]
-        # Multiply before dividing, as PyTorch does: if the product overflows, the parameter does not change.
+        # PyTorch multiplies before it divides, and so does this code: if the product overflows, the estimate is
+        # infinite, and the parameter does not change.
         estimate = row * column / tf.maximum(tf.reduce_mean(row, -2, keepdims=True), eps1)
     else:
         new = [_toward(tf.cast(moments[0], wide), squared, weight)]

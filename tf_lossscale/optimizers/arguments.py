@@ -56,20 +56,22 @@ def _check_rate(rate: Any) -> None:
         _check_number(name, rate, "lr=0.01", least=0)
     elif hasattr(rate, "shape") and hasattr(rate, "dtype"):
         if math.prod(rate.shape) != 1:
-            raise ValueError(f"{name} must be a number, or a tensor with 1 element, but got: {rate!r}. Pass lr=0.01.")
+            raise ValueError(
+                f"{name} must be a number, or a tensor with 1 element, but got: {rate!r}. The default is 0.01."
+            )
         if hasattr(rate, "numpy"):
             _check_number(name, rate.numpy().item(), "lr=0.01", least=0)
     elif not callable(rate):
         raise TypeError(
             f"{name} must be a number, a tensor, a variable, a LearningRateSchedule or a function without arguments, "
-            f"but got: {rate!r}. Pass lr=0.01, the default."
+            f"but got: {rate!r}. The default is 0.01."
         )
 
 
 def _check_eps(eps: Any) -> None:
     if not isinstance(eps, (tuple, list)) or len(eps) < 2:
         raise (IndexError if isinstance(eps, (tuple, list)) else TypeError)(
-            f"`eps` must be a pair (eps1, eps2), but got: {eps!r}. Pass eps=(None, 1e-3), the default."
+            f"`eps` must be a pair (eps1, eps2), but got: {eps!r}. The default is (None, 1e-3)."
         )
     if eps[0] is not None:
         _check_number("`eps[0]`, if it is not None,", eps[0], "eps[0]=None", least=0)
@@ -79,6 +81,6 @@ def _check_eps(eps: Any) -> None:
 def _check_number(name: str, value: Any, default: str, least: float = -math.inf, most: float = math.inf) -> None:
     allowed = f"a number <= {most}" if least == -math.inf else f"a number >= {least}"
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be {allowed}, but got: {value!r}. Pass {default}, the default.")
+        raise TypeError(f"{name} must be {allowed}, but got: {value!r}. The default is {default}.")
     if not least <= value <= most:  # type: ignore[operator]  # false for NaN, too
-        raise ValueError(f"{name} must be {allowed}, but got: {value!r}. Pass {default}, the default.")
+        raise ValueError(f"{name} must be {allowed}, but got: {value!r}. The default is {default}.")

@@ -64,7 +64,7 @@ def optimizer_of(cls: Any, config: dict[str, Any], custom_objects: dict[str, Any
     Args:
         cls: the class to instantiate: one of the two `Adafactor` classes.
         config: a dict as returned by `get_config`.
-        custom_objects: user-defined learning rate schedules, a dict from names to classes or functions.
+        custom_objects: a dict that maps the names of user-defined learning rate schedules to classes or functions.
     """
 
     def ready(options: dict[str, Any], rate: str) -> dict[str, Any]:

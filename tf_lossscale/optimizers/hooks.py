@@ -77,7 +77,7 @@ class Hooks:
             prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         if self.traced_without:
             logging.warning(
@@ -95,7 +95,7 @@ class Hooks:
 class Hooked:
     """Base class of optimizers with hooks. Each method that registers a hook returns a `Handle`.
 
-    The `_hooks` attribute maps each kind of event to a `Hooks` object. `all_moments` creates this dict.
+    The `_hooks` attribute maps each kind of event to a `Hooks` object. `hooks_by_event` creates the dictionary.
     """
 
     _hooks: dict[str, Hooks]
@@ -113,7 +113,7 @@ class Hooked:
                 (args, kwargs) that replaces the arguments of `step`.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         return self._hooks["step_pre"].register(hook)
 
@@ -132,7 +132,7 @@ class Hooked:
             hook: a function. Its result is ignored.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         return self._hooks["step_post"].register(hook)
 
@@ -144,7 +144,7 @@ class Hooked:
             prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         return self._hooks["state_dict_pre"].register(hook, prepend)
 
@@ -156,7 +156,7 @@ class Hooked:
             prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         return self._hooks["state_dict_post"].register(hook, prepend)
 
@@ -169,7 +169,7 @@ class Hooked:
             prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         return self._hooks["load_state_dict_pre"].register(hook, prepend)
 
@@ -181,7 +181,7 @@ class Hooked:
             prepend: whether to call the hook before the hooks registered so far. By default, it is called after them.
 
         Returns:
-            A handle, whose `remove()` removes the hook.
+            A handle whose `remove()` method removes the hook.
         """
         return self._hooks["load_state_dict_post"].register(hook, prepend)
 
@@ -192,7 +192,7 @@ class Hooked:
     @property
     def has_step_hooks(self) -> bool:
         """Whether any step hook is registered."""
-        return any(list(hooks) for moments in self._step_hooks() for hooks in moments)
+        return any(list(hooks) for hook_lists in self._step_hooks() for hooks in hook_lists)
 
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
         """Call `update`, and call the step hooks before and after it.
@@ -225,13 +225,13 @@ class Hooked:
             tf.numpy_function(lambda: self._call(after), [], [])
         return result
 
-    def _call(self, moments: list[Hooks]) -> None:
-        for hook in itertools.chain(*moments):
+    def _call(self, hook_lists: list[Hooks]) -> None:
+        for hook in itertools.chain(*hook_lists):
             result = hook(self, (self,), {})
-            if result is not None and moments[0] is before_every_step:
+            if result is not None and hook_lists[0] is before_every_step:
                 raise RuntimeError(
-                    "A step pre-hook can replace only the arguments of step(). In a step of apply_gradients or "
-                    f"LossScaleOptimizer it must return None, but returned: {result!r}."
+                    "A step pre-hook can replace only the arguments of step(). If apply_gradients or "
+                    f"LossScaleOptimizer takes the step, the hook must return None, but it returned: {result!r}."
                 )
 
 
@@ -267,10 +267,10 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return hooked
 
 
-def all_moments() -> dict[str, Hooks]:
+def hooks_by_event() -> dict[str, Hooks]:
     """Return a dict with an empty `Hooks` for each kind of event.
 
-    >>> sorted(all_moments())[:3]
+    >>> sorted(hooks_by_event())[:3]
     ['load_state_dict_post', 'load_state_dict_pre', 'state_dict_post']
     """
     return {
@@ -292,7 +292,7 @@ def register_optimizer_step_pre_hook(hook: Hook) -> Handle:
         hook: as in `Adafactor.register_step_pre_hook`; it is called before the optimizer's own hooks.
 
     Returns:
-        A handle, whose `remove()` removes the hook.
+        A handle whose `remove()` method removes the hook.
     """
     return before_every_step.register(hook)
 
@@ -307,6 +307,6 @@ def register_optimizer_step_post_hook(hook: Hook) -> Handle:
         hook: as in `Adafactor.register_step_post_hook`; it is called after the optimizer's own hooks.
 
     Returns:
-        A handle, whose `remove()` removes the hook.
+        A handle whose `remove()` method removes the hook.
     """
     return after_every_step.register(hook)

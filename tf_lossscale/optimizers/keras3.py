@@ -61,14 +61,14 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with
             "params" and further options (parameter groups). The names are stored in the group's "param_names" and in
-            state dicts. If `params` is None, the optimizer updates the variables that it is built for, as usual in
+            state dicts. If `params` is None, the optimizer updates the variables that it is built for, as is usual in
             Keras.
         lr: the learning rate, at least 0: a number, a variable (read on every step), a `LearningRateSchedule` or a
             function without arguments. It can also be passed as `learning_rate`.
         beta2_decay: the exponent of w, at most 0.
         eps: (eps1, eps2), each at least 0. If eps1 is None, it depends on the dtype as described above.
         d: the RMS above which an update is scaled down, at least 1.
-        weight_decay: the factor of the weight decay, at least 0.
+        weight_decay: the weight decay coefficient, at least 0.
         foreach: whether parameters of the same shape and dtype are stacked and updated together. This saves operations
             if there are many small parameters, but needs memory for the stacks. The first step logs how much memory.
         maximize: whether to ascend the gradient.

@@ -91,7 +91,8 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
 
     Raises:
         TypeError: `params` is not an iterable of these objects.
-        ValueError: `params` is empty, or contains a tensor that is not a variable of a floating-point dtype.
+        ValueError: `params` is empty, or contains a tensor that is not a variable, or a variable whose dtype is not
+            floating-point.
         KeyError: a dict has no "params".
     """
     if _is_tensor(params) or isinstance(params, (Mapping, str, bytes)) or not isinstance(params, Iterable):
@@ -132,10 +133,12 @@ def one_group(group: Any) -> dict[str, Any]:
     if not isinstance(group, Mapping):
         raise TypeError(f"A parameter group must be a dict, but got: {group!r}. Pass {{'params': variables}}.")
     if "params" not in group:
-        raise KeyError(f"params: a parameter group must have 'params', its variables, but has only: {sorted(group)}.")
+        raise KeyError(
+            f"A parameter group must have an entry 'params' with its variables, but it has only: {sorted(group)}."
+        )
     params = group["params"]
     if isinstance(params, (set, frozenset)):
-        raise TypeError("'params' of a parameter group must be ordered, but got a set. Pass a list.")
+        raise TypeError("The 'params' of a parameter group must be an ordered collection, but got a set. Pass a list.")
     listed = [params] if _is_tensor(params) else list(params)
     named = [isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in listed]
     if any(named) and not all(named):
@@ -166,5 +169,5 @@ def _require_variable(variable: Any) -> None:
         raise ValueError(f"A parameter must be a variable, but got a tensor that is not a variable: {variable!r}.")
     if not tf.as_dtype(variable.dtype).is_floating:
         raise ValueError(
-            f"A parameter must be of a floating-point dtype, but {variable.name} is of {variable.dtype!r}."
+            f"A parameter must have a floating-point dtype, but {variable.name} has dtype {variable.dtype!r}."
         )

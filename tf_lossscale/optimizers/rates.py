@@ -47,7 +47,7 @@ class Rate:
         self.source = value
 
     def now(self) -> tf.Tensor:
-        """Return the learning rate of the next step, a scalar."""
+        """Return the learning rate for the next step, as a scalar."""
         source = self.source
         if isinstance(source, self._optimizer._schedules.LearningRateSchedule):
             source = source(self._optimizer._iterations)

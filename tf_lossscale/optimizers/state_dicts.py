@@ -35,8 +35,8 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Sequence[Any]]) 
     groups = state_dict["param_groups"]
     if len(groups) != len(parameters):
         raise ValueError(
-            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(parameters)}, a "
-            "different number of parameter groups. First create the optimizer with the same groups."
+            f"The loaded state dict has {len(groups)} parameter groups, but the optimizer has {len(parameters)}. "
+            "First create the optimizer with the same groups."
         )
     for i, (group, variables) in enumerate(zip(groups, parameters)):
         if len(group["params"]) != len(variables):
@@ -64,10 +64,10 @@ def _checked_state(variable: Any, number: Any, entry: Mapping[str, Any]) -> dict
         if entry.get(name) is None:
             raise AssertionError(
                 f"The loaded state of parameter {number}, of shape {tuple(variable.shape)}, must have "
-                f"{' and '.join(shapes)}, but has only: {sorted(entry)}. Load a state dict of Adafactor."
+                f"{' and '.join(shapes)}, but it has only: {sorted(entry)}. Load a state dict that Adafactor saved."
             )
     if "step" not in entry:
-        raise KeyError(f"step: the loaded state of parameter {number} must have 'step', but has only: {sorted(entry)}.")
+        raise KeyError(f"The loaded state of parameter {number} must have 'step', but it has only: {sorted(entry)}.")
     arrays = {name: _as_array(entry[name]) for name in ("step", *shapes)}
     for name, shape in {"step": (), **shapes}.items():
         if arrays[name].size == 1 and not shape:

@@ -1,4 +1,4 @@
-"""The interface of PyTorch's optimizers for TensorFlow variables: groups, `step`, `state_dict` and hooks."""
+"""PyTorch's optimizer interface, implemented for TensorFlow variables: groups, `step`, `state_dict` and hooks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TorchSurface(AdafactorBase):
         """Add a group of variables with options, for example the variables of layers that are unfrozen during training.
 
         The new variables start without state; the state of the other variables does not change. A `tf.function` that
-        was traced before does not update the new variables. Create a new `tf.function`.
+        has already been traced does not update the new variables. Create a new `tf.function`.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> optimizer = Adafactor([tf.Variable(1.0)])
@@ -62,9 +62,9 @@ class TorchSurface(AdafactorBase):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters with their gradients, and call the step hooks.
 
-        The closure is called first. Then each variable's gradient is read from its `grad` attribute. If no variable
-        has this attribute, the gradients of the closure's loss are computed instead. A variable whose gradient is None
-        does not change, and neither does its state. A gradient of zeros counts as a step: the second moments decay, and
+        The closure is called first. Then each variable's gradient is read from its `grad` attribute. If no variable has
+        this attribute, the gradients of the closure's loss are computed instead. A variable whose gradient is None does
+        not change, and neither does its state. A gradient of zeros does update the state: the second moments decay, and
         with a `weight_decay` the variable decays as well.
 
         >>> from tf_lossscale.optimizers import Adafactor
@@ -155,7 +155,8 @@ class TorchSurface(AdafactorBase):
         return np.array(self._tensor_variable(variable).numpy())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class or of PyTorch's Adafactor, with PyTorch tensors or NumPy arrays.
+        """Load a state dict that was saved by this class or by PyTorch's Adafactor, with PyTorch tensors or NumPy
+        arrays.
 
         A training run that began in PyTorch can be continued this way. The optimizer's `iterations`, which learning
         rate schedules read, is set to the largest "step" in the state dict.

@@ -32,7 +32,7 @@ class ExponentCounts:
         counts: int64 of shape [variables, COLUMNS]: the zeros, the finite values by exponent from LOWEST to HIGHEST,
             the infinite values, the NaNs.
         scale: the loss scale by which the gradients were multiplied; 1.0 without loss scaling.
-        step: the number of the counted step, starting from 1.
+        step: the number of the step whose gradients were counted, starting from 1.
         full_precision: True if the gradients were computed in float32, for example in a program that `probe` observes.
             If they were computed in float16, values too small for float16 became zeros and are counted as zeros.
     """

@@ -1,4 +1,5 @@
-"""The `exponents.jsonl` file, which contains a run's exponent counts: one line of JSON for each counted step."""
+"""The `exponents.jsonl` file, which contains a run's exponent counts: one line of JSON for each step whose gradients
+were counted."""
 
 from __future__ import annotations
 
@@ -43,9 +44,9 @@ def read(folder: pathlib.Path | str) -> list[ExponentCounts]:
         folder: the folder of the run.
 
     Returns:
-        The exponent counts of each counted step, ordered by step. If the file contains several lines for one step,
-        because the run was resumed from an earlier step, only the last of these lines is used. If the run was killed
-        while it was writing the last line, that line is ignored.
+        The exponent counts, ordered by step. If the file contains several lines for one step, because the run was
+        resumed from an earlier step, only the last of these lines is used. If the run was killed while it was writing
+        the last line, that line is ignored.
 
     Raises:
         FileNotFoundError: the folder contains no `exponents.jsonl` file.

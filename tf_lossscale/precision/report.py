@@ -223,7 +223,7 @@ class PrecisionReport:
         Raises:
             OSError: the file cannot be written.
             TypeError: the step is not a number.
-            ValueError: the step is not a whole number of at least 1.
+            ValueError: the step is not a whole number that is at least 1.
         """
         step = errors.whole_number("step", self.step if step is None else step, "Pass the step of the run, from 1.")
         append(folder, dataclasses.replace(self.counts, step=step))

@@ -107,7 +107,7 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
     Args:
         diagnose: False, True to record overflows, or "exponents" to count gradients by exponent.
-        every: the number of steps from one counted step to the next.
+        every: the number of steps from one count of gradients to the next.
         loss_scale: the optimizer's loss scale.
 
     Raises:
@@ -149,13 +149,13 @@ def compiled_steps(jit_compile: Any) -> CompiledSteps | None:
 
     Raises:
         TypeError: `jit_compile` is not a bool.
-        ValueError: `jit_compile` is True in a legacy graph.
+        ValueError: `jit_compile` is True in a TF1 graph.
     """
     if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):
         return None
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise ValueError(
-            "`jit_compile` cannot be True in a legacy graph, which cannot call a compiled function. Leave it out, or "
+            "`jit_compile` cannot be True in a TF1 graph, which cannot call a compiled function. Leave it out, or "
             "compile the whole session with tf.compat.v1.OptimizerOptions.global_jit_level."
         )
     return CompiledSteps()

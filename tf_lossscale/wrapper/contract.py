@@ -102,8 +102,8 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # The most recent call that each thread made in each traced function and in eager mode. The keys are the graphs
-        # of the functions, and `_EAGER` for eager mode.
+        # Each thread's most recent call of a method such as `scale_loss`, in each traced function and in eager mode.
+        # The keys are the graphs of the traced functions, and `_EAGER` for eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()
         self._answers_kept: set[bool] = set()
@@ -396,7 +396,7 @@ def _require_an_update(call: _Call, function: Any) -> None:
 
 
 def _enclosing_functions() -> list[Any]:
-    """Return the functions being traced, innermost first, then the enclosing legacy graph if there is one.
+    """Return the functions being traced, innermost first, then the enclosing TF1 graph if there is one.
 
     In eager mode the list has one element, which represents eager mode.
     """

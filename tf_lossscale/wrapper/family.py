@@ -106,7 +106,7 @@ class Family(abc.ABC):
     own_aggregation: Callable[..., Any] | None = None
     #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
     takes_empty_steps = False
-    #: Whether the family's optimizers return the operations that a session runs to apply an update in a legacy graph.
+    #: Whether the family's optimizers return the operations that a session runs to apply an update in a TF1 graph.
     returns_operations = False
     #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
@@ -149,7 +149,7 @@ class Family(abc.ABC):
         """Apply gradients that are already summed over the replicas, without summing them again."""
 
     def require_graph_mode(self) -> None:
-        """Raise an error if a legacy graph is being built and the optimizer cannot train in it."""
+        """Raise an error if a TF1 graph is being built and the optimizer cannot train in it."""
         if not self.returns_operations and not runs_in_order():
             inner = type(self.inner)
             raise RuntimeError(

@@ -435,7 +435,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Returns:
             In eager mode, None or `iterations`, whichever the inner optimizer returns. In a `tf.function`, a tensor
-            that is available when the step is complete. In a legacy graph, the operation that takes the step.
+            that is available when the step is complete. In a TF1 graph, the operation that takes the step.
 
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
@@ -597,7 +597,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @do_not_convert
     def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
-        """Return the unscaled gradients of a loss in a legacy graph, where no gradient tape is needed.
+        """Return the unscaled gradients of a loss in a TF1 graph, where no gradient tape is needed.
 
         >>> with tf.Graph().as_default():
         ...     weight = tf.Variable(1.0)

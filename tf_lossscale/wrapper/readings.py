@@ -248,11 +248,11 @@ class Observable(Parts):
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
         >>> optimizer.count_exponents()
 
-        In a legacy graph, call this method inside `with session.as_default():`.
+        In a TF1 graph, call this method inside `with session.as_default():`.
 
         Raises:
             ValueError: the optimizer was created without `diagnose="exponents"`.
-            RuntimeError: the method is called in a legacy graph, and no default session is set.
+            RuntimeError: the method is called in a TF1 graph, and no default session is set.
         """
         exponents = self._counting("count_exponents")
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -284,8 +284,8 @@ class Observable(Parts):
             A report that contains plain data and prints as a table.
 
         Raises:
-            ValueError: the optimizer was created without `diagnose="exponents"`, or no step has been counted yet.
-            RuntimeError: the method is called while a graph is being built, or in a legacy graph without a default
+            ValueError: the optimizer was created without `diagnose="exponents"`, or no gradients have been counted yet.
+            RuntimeError: the method is called while a graph is being built, or in a TF1 graph without a default
                 session.
 
         Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
@@ -355,13 +355,13 @@ def require_values(method: str) -> None:
         method: the name of the public method that needs the values, for the error message.
 
     Raises:
-        RuntimeError: a `tf.function` is being traced, or a legacy graph has no default session.
+        RuntimeError: a `tf.function` is being traced, or a TF1 graph has no default session.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         _require_eager(method)
     elif tf.compat.v1.get_default_session() is None:
         raise RuntimeError(
-            f"{method}() reads variables of a legacy graph, which have values only in a session. Call it inside "
+            f"{method}() reads variables of a TF1 graph, which have values only in a session. Call it inside "
             "`with session.as_default():`."
         )
 

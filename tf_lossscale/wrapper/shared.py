@@ -61,7 +61,7 @@ class SharedLossScale(DynamicLossScale):
         error, no step is applied.
 
         Yields:
-            The joint step. In a legacy graph, run its `operation` attribute in a session. The attribute is set at the
+            The joint step. In a TF1 graph, run its `operation` attribute in a session. The attribute is set at the
             end of the block.
 
         Raises:
@@ -128,7 +128,7 @@ class TogetherStep:
 
     def __init__(self) -> None:
         self.members: list[tuple[Any, Update]] = []
-        #: In a legacy graph, the operation that a session runs to take the step. It is set at the end of the
+        #: In a TF1 graph, the operation that a session runs to take the step. It is set at the end of the
         #: `together` block.
         self.operation: Any = None
 

@@ -92,7 +92,7 @@ class Function(Eager):
 
 
 class Graph(Eager):
-    """A loss scale in a legacy graph with a Session."""
+    """A loss scale in a TF1 graph with a Session."""
 
     def __init__(self, kwargs, v2):
         self._stack = contextlib.ExitStack()
@@ -224,7 +224,7 @@ def is_expression(probe):
 
 @contextlib.contextmanager
 def in_mode(mode):
-    """Enter a legacy graph if the mode is a graph mode. Other modes, including "function", start in eager mode."""
+    """Enter a TF1 graph if the mode is a graph mode. Other modes, including "function", start in eager mode."""
     if not mode.startswith("graph"):
         yield
         return

@@ -116,7 +116,7 @@ class Replay:
 
 
 class GraphReplay(Replay):
-    """A `Replay` in a legacy graph with a Session."""
+    """A `Replay` in a TF1 graph with a Session."""
 
     def __init__(self, case, initial):
         self._stack = contextlib.ExitStack()

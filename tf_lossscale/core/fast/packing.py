@@ -111,7 +111,7 @@ def is_small(tensor: tf.Tensor) -> bool:
 
 
 def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
-    """Return whether the tensors together are small enough for one stack.
+    """Return whether the tensors together are small enough for one `tf.stack`.
 
     >>> fit_in_a_stack([tf.ones([1000])] * 200), fit_in_a_stack([tf.ones([1000, 1000])])
     (True, False)
@@ -234,7 +234,8 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay unscaling each large gradient until the previous one was used, to keep only one of them in memory.
+        """Delay unscaling each large gradient until the previous one has been used, so that only one of them is in
+        memory.
 
         Smaller gradients are not delayed, so that idle cores can unscale them.
 
@@ -300,7 +301,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
         values = optimization_barrier(values)
         quotient = scaling.divide(values, scale)
-        # Float16 gradients are not unscaled late: the finite check would sum the scaled gradients, and their sum often
+        # Unscaling is not delayed for float16 gradients. The check would sum the scaled gradients, and their sum often
         # overflows.
         if late and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
             note_origin(quotient, Scaled(values, scale))

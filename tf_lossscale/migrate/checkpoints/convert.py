@@ -34,7 +34,7 @@ class Converted:
     path: str
     #: The Python code that constructs the optimizer.
     construct: str
-    #: The paths of the trained variables, in the order in which the new optimizer must be built for them.
+    #: The paths of the trained variables, in the order in which they must be passed to the new optimizer's `build`.
     variables: tuple[str, ...]
     restored: Restored
 
@@ -125,7 +125,7 @@ def _parts(file: File, family: Any, learning_rate: float | None) -> tuple[dict[s
 
 
 def _optimizer(file: File, saved: Optimizer, options: dict[str, Any], family: Any) -> tuple[Any, str]:
-    """Return an optimizer of the new library with the saved options, and the code that constructs it."""
+    """Return an optimizer from the new library with the saved options, and the code that constructs it."""
     library = family.optimizers
     # The class name is read from an untrusted file, so only known optimizer classes are called.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
@@ -227,8 +227,8 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} belongs to. Call "
-                    "tf_lossscale.migrate.restore with the variables in the order in which the optimizer was built "
-                    "for them."
+                    "tf_lossscale.migrate.restore with the variables in the order in which they were passed to the "
+                    "optimizer's build()."
                 )
             owners.add(owner.path)
     return [tensor.path for tensor in file.variables if tensor.path in owners]

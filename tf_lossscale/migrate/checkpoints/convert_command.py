@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-    """Print a line, wrapped at words in a terminal and unwrapped in a pipe."""
+    """Print a line, wrapped at word boundaries in a terminal and unwrapped in a pipe."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         # The added space lets `textwrap` break a line of code after an opening bracket.

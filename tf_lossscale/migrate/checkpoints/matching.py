@@ -57,7 +57,7 @@ def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> I
     """Yield the tensor of each slot together with the trained variable, which is None if it is unknown.
 
     Args:
-        slots: all slots of one name, such as "momentum": one for each trained variable.
+        slots: all slots with the same name, such as "momentum": one for each trained variable.
         file: the contents of the file, as returned by `read`.
         known: variables to pair with the slots by their order if the names of the slots do not identify variables.
     """
@@ -104,7 +104,8 @@ def _by_names(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | Non
 
 
 def _same_name(tensor: Tensor, name: str) -> bool:
-    # In Keras 3, variable names begin with the name of the model. One of the two names may lack this prefix.
+    # In Keras 3, variable names begin with the name of the model. Either the name in the file or the given name may
+    # lack this prefix.
     return name == tensor.path or f"/{name}".endswith(f"/{tensor.name}") or tensor.name.endswith(f"/{name}")
 
 

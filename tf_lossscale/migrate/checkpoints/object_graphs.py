@@ -231,7 +231,8 @@ class _Graph:
         )
 
     def variables(self) -> list[Tensor]:
-        """Return the variables outside the optimizers, in Keras's order. First call `optimizer` for every optimizer."""
+        """Return the variables outside the optimizers, in Keras's order. The caller must have called `optimizer` for
+        every optimizer."""
         lists = [self._children[owner].get("_trainable_variables") for owner in self._of_optimizers]
         trained = {node for each in lists if each is not None for node in self._children[each].values()}
         trained |= {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
@@ -252,7 +253,7 @@ class _Graph:
         return [*order, *(node for node in range(len(self._nodes)) if node not in order)]
 
     def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
-        """Return the part of the object graph that leads to the wanted paths, without the objects inside optimizers."""
+        """Return the part of the object graph that leads to the given paths, without the objects inside optimizers."""
         objects: dict[str, dict[str, str]] = {}
         others: set[int] = set()
 

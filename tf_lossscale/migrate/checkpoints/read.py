@@ -1,4 +1,4 @@
-"""Reads a checkpoint or saved model: detects its file format, and calls the reader of this format."""
+"""Reads a checkpoint or saved model: detects its file format, and calls the reader for that format."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
 
 
 def _only_checkpoint_below(folder: pathlib.Path) -> str:
-    """Find the only subfolder that contains checkpoints, such as `runs/checkpoint`, and return its latest one."""
+    """Find the only subfolder that contains checkpoints, such as `runs/checkpoint`, and return the latest checkpoint in
+    it."""
     below = sorted({file.parent for file in folder.glob("*/*.index")})
     if not below:
         raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")

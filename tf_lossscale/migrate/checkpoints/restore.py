@@ -52,7 +52,7 @@ def restore(
 
     The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the corresponding Keras 3 or
     tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counter are copied to the wrapper. If the
-    file does not fit the optimizer or the variables, an error is raised and nothing changes.
+    file does not match the optimizer or the variables, an error is raised and nothing changes.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -82,7 +82,8 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no file at `checkpoint_path`.
-        ValueError: the file is damaged or does not fit the optimizer and variables. The message says which part.
+        ValueError: the file is damaged, or does not match the optimizer or the variables. The message names the part
+            that is damaged or does not match.
         TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
     """
     file = read(checkpoint_path)
@@ -102,7 +103,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
         The restored values, in the form that `restore` returns.
 
     Raises:
-        ValueError: the file does not fit the optimizer and variables.
+        ValueError: the file does not match the optimizer or the variables.
         TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
     """
     inner = optimizer
@@ -111,8 +112,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     family: Any = families.of(inner)
     if family is None or family.optimizers is None:
         raise TypeError(
-            f"`optimizer` must be of Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: {optimizer!r}. For an "
-            "optimizer of tf.compat.v1.train use "
+            f"`optimizer` must be an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: "
+            f"{optimizer!r}. For an optimizer from tf.compat.v1.train, use "
             "tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
         )
     kind = _class_of(file, saved, inner)
@@ -126,7 +127,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     planned = _planned_slots(file, saved, kind, pairs, inner)
     if not family.is_built:
         builds = family if optimizer is inner else optimizer
-        # Optimizers of tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
+        # Optimizers from tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
         build = getattr(builds, "build", None) or builds._create_all_weights
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
     values += _places(file, family, inner, kind, planned, values, notes)
@@ -172,14 +173,14 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     if not slot_names.fits(saved.name, kind):
         raise ValueError(
             f"{file.path}: {what} is of class {saved.name}, but the given optimizer is {type(inner).__name__}. Create "
-            "an optimizer of the same class as in the file."
+            "an optimizer of the same class as the one in the file."
         )
     there = set(slot_names.canonical(kind, saved.slots))
     lacking = slot_names.required(kind) - there
     if lacking and there:
         raise ValueError(
             f"{file.path}: {what} has the slots {_joined(there)}, but {type(inner).__name__} also needs "
-            f"{_joined(lacking)}. Create an optimizer of the same class as in the file."
+            f"{_joined(lacking)}. Create an optimizer of the same class as the one in the file."
         )
     return kind
 
@@ -200,7 +201,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
-                    "all variables that the optimizer trained, in the order in which it was built for them."
+                    "all variables that the optimizer trained, in the order in which they were passed to its build()."
                 )
             if owner.path not in variable_of:
                 continue
@@ -255,8 +256,8 @@ def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
         return saved.iterations if steps is None else steps
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
-            f"{file.path}: the file has a beta1_power for each of several Adam optimizers, but does not tell which one "
-            "belongs to which optimizer. Save each optimizer's variables in a separate file."
+            f"{file.path}: the file has several Adam optimizers, each with a beta1_power, but does not say which "
+            "beta1_power belongs to which optimizer. Save each optimizer's variables in a separate file."
         )
     return saved.iterations
 

@@ -53,7 +53,8 @@ class Slot(NamedTuple):
     tensor: Tensor
     #: The trained variable, or None if it is unknown.
     owner: Tensor | None
-    #: A name that may end with the name of the trained variable. An unknown owner is looked up by this name.
+    #: A name that may end with the name of the trained variable. If `owner` is None, the variable is looked up by this
+    #: name.
     name: str
 
 
@@ -97,7 +98,8 @@ class Optimizer:
 
     @property
     def slots_are_lists(self) -> bool:
-        """Whether this is a Keras 3 or tf_keras optimizer. They save slots as lists and use newer update formulas."""
+        """Whether this is a Keras 3 or tf_keras optimizer. Such optimizers save slots as lists and use newer update
+        formulas."""
         return self.family in ("keras3", "tf_keras")
 
 

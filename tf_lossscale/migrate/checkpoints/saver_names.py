@@ -45,7 +45,8 @@ def saver_names(
     """
     import tensorflow as tf
 
-    # If the file is damaged, `read` raises a clear error. The error of `tf.train.list_variables` would be obscure.
+    # If the file is damaged, `read` raises a clear error. The error message from `tf.train.list_variables` would be
+    # obscure.
     read(checkpoint_path)
     names = {name for name, _ in tf.train.list_variables(os.fspath(checkpoint_path))}
     by_name: dict[str, Any] = {}

@@ -83,7 +83,7 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.value().item())
     # If variables of one kind, such as `beta1_power`, have different values, all of them are ignored. The file does not
-    # tell which of them belongs to which optimizer.
+    # say which of them belongs to which optimizer.
     agreed = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     optimizer.powers = {name: value for name, value in agreed.items() if name.endswith("_power")}
     step = tensors.get("global_step")

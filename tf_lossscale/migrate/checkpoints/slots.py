@@ -154,7 +154,7 @@ def required(name: str) -> set[str]:
 
 
 def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename slots from the attributes of Keras 3 and tf_keras to TensorFlow 2's names.
+    """Rename slots from their attribute names in Keras 3 and tf_keras to their names in TensorFlow 2.
 
     >>> canonical("Adamax", {"_m": 1, "_u": 2})
     {'m': 1, 'v': 2}
@@ -231,7 +231,8 @@ def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
     Args:
         beta_1: the optimizer's `beta_1`.
         iterations: the number of steps taken.
-        decay: the decay in the optimizer's momentum schedule: 1 in Keras 3 and tf_keras, 0.004 in tf_keras legacy.
+        decay: the decay in the optimizer's momentum schedule: 1 in Keras 3 and tf_keras, and 0.004 in
+            tf_keras.optimizers.legacy.
 
     Returns:
         The product, or 0 if it is smaller than 1e-37.

@@ -305,7 +305,7 @@ class Planner(Visitor):
             outer = self._module.parents[outer]
         function = self._module.enclosing(outer, cst.FunctionDef)
         if isinstance(outer, cst.Return) and function and not function.decorators and not _must_be_given(function):
-            # The codemod can track a module that is returned by a function without required arguments.
+            # The codemod can track a Python module that is returned by a function without required arguments.
             return
         above = [outer, *self._module.ancestors(outer)]
         if any(isinstance(outer, kind) and not m.matches(above[up], follows) for kind, up, follows in _VALUES):

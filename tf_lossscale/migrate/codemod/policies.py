@@ -1,9 +1,9 @@
 """Plans edits for dtype policies with a loss scale. Keras's current policies have no loss scale.
 
-If all policies in the file have their default loss scale, their `loss_scale` argument is removed. If a policy has a
-different loss scale, or if the file reads a policy's loss scale, all policies are created with
-`tf_lossscale.legacy.experimental.Policy`, which still has a loss scale. If every policy has `loss_scale=None`,
-`auto_scale_loss=False` is added to the arguments of all calls to `compile` in the file.
+If all policies in the file have their default loss scale, or if all have `loss_scale=None`, the `loss_scale` arguments
+are removed. In the second case `auto_scale_loss=False` is also added to all calls to `compile` in the file. In all
+other cases, and if the file reads a policy's loss scale, the policies are created with
+`tf_lossscale.legacy.experimental.Policy`, which still has a loss scale.
 """
 
 from __future__ import annotations

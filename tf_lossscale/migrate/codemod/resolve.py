@@ -247,7 +247,7 @@ class Resolver(Tree):
         return self._class(cst.ensure_type(optional["class"], cst.BaseExpression)) if optional else annotation
 
     def _quoted(self, string: cst.SimpleString) -> cst.BaseExpression:
-        """Parse a string annotation. The names in the result get the scope that contains the string."""
+        """Parse a string annotation. The names in the result are looked up in the scope that contains the string."""
         try:
             expression = cst.parse_expression(str(string.evaluated_value))
         except cst.ParserSyntaxError:
