@@ -60,7 +60,7 @@ def tracing(cell: dict[str, str], seconds: float, least: int) -> dict[str, Any]:
         step()
         small = steps.made({**cell, "workload": "3 x 1k"}, name)
         small()
-        # Tracing a small step first triggers late imports, which must not be timed.
+        # Trace a small step first. It triggers imports that TensorFlow delays until then and that must not be timed.
         tf.function(small, **options)()
 
     def trace(name: str) -> None:

@@ -188,7 +188,7 @@ def _megabytes(peaks: dict[str, float], trick: str) -> str:
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:
-    """Update the tables on a page, which stand between comments such as `<!-- step -->` and `<!-- end -->`."""
+    """Update the tables on a page. Each table is enclosed in comments such as `<!-- step -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, table in tables(results).items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)

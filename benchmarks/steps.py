@@ -141,9 +141,9 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the names of steps that are timed as a lower bound for the time of a compiled step.
+    """Return the names of baseline steps, whose times are lower bounds for the time of a compiled step.
 
-    The lower bound is a compiled step without loss scaling or, for a model, a training step that applies no gradients.
+    A baseline is a compiled step without loss scaling or, for a model, a training step that applies no gradients.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]

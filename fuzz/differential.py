@@ -264,7 +264,8 @@ def _children(names):
 
 
 def _some_programs(seed, original, child, counts, deadline):
-    """Compare the results of some programs. If two results differ, return a description; otherwise return None."""
+    """Compare both optimizers' results for some programs. If the results of a program differ, describe the
+    difference."""
 
     def check(program):
         tf.keras.backend.clear_session()

@@ -40,19 +40,19 @@ def killed_while_saving(random, directory):
     begins = random.randint(2, STEPS)
     when = random.choice([{"killed_at": random.randrange(8)}, {"killed_after": random.uniform(0, 0.05)}])
     children.run(saves.train, directory, name, kind, begins, **when)
-    assert_whole(name, kind, directory, surely=begins - 1, what=f"{name}, {kind}, {when}")
+    assert_whole(name, kind, directory, count=begins - 1, what=f"{name}, {kind}, {when}")
 
 
-def assert_whole(name, kind, directory, surely, what):
-    """Assert that the first `surely` saves exist and are intact, and that later saves are intact or unreadable."""
+def assert_whole(name, kind, directory, count, what):
+    """Assert that the first `count` saves exist and are intact, and that later saves are intact or unreadable."""
     numbers = saves.saved_numbers(kind, directory)
-    assert set(range(1, surely + 1)) <= set(numbers), f"{what}: of {surely} saves there are {numbers}"
+    assert set(range(1, count + 1)) <= set(numbers), f"{what}: of {count} saves there are {numbers}"
     for i in numbers:
         trainee = Trainee(name)
         try:
             trainee.load(kind, directory, i)
         except Exception as error:
-            assert i > surely, f"{what}: save {i} cannot be read: {error!r}"
+            assert i > count, f"{what}: save {i} cannot be read: {error!r}"
             continue
         assert_same(trainee.state(), expected(name)[i], f"{what}: save {i}")
         assert trainee.is_finite(), f"{what}: save {i}"
@@ -103,7 +103,7 @@ def small_files_only(random, directory):
     name, kind = _a_format(random)
     most = random.choice([0, 100, 1000, 5000, 20000])
     children.run(_refused, directory, name, kind, functools.partial(_limit_files, most), may_crash=_is_hdf5(kind))
-    assert_whole(name, kind, directory, surely=0, what=f"{name}, {kind}, at most {most} bytes")
+    assert_whole(name, kind, directory, count=0, what=f"{name}, {kind}, at most {most} bytes")
     assert_saved(name, kind, directory)
 
 
@@ -137,7 +137,7 @@ def full_file_system(random, directory):
         fill = functools.partial(_fill, random.randrange(0, 40000))
         children.run(_refused, str(place), name, kind, fill, may_crash=_is_hdf5(kind))
         (disk / "filler").unlink()
-        assert_whole(name, kind, place, surely=0, what=f"{name}, {kind}, on a full file system")
+        assert_whole(name, kind, place, count=0, what=f"{name}, {kind}, on a full file system")
         assert_saved(name, kind, place)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
@@ -193,7 +193,8 @@ def copied(random, directory):
 def saved_while_another_thread_steps(random, directory):
     """Save checkpoints while another thread takes optimizer steps.
 
-    All saved values must be finite and in range, and `total_steps` must include every step.
+    All saved values must be finite, the loss scale must be within its bounds, and `total_steps` must include every
+    step.
     """
     family = random.choice(FAMILIES)
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=64.0, dynamic_growth_steps=3)

@@ -78,7 +78,7 @@ class Probability(Whole):
         self.variables = [tf.Variable(tf.ones(2))]
 
     def run(self, comparison, directory):
-        """Minimize the loss. Compare the loss scale after each step, and the final variable, with the NumPy model."""
+        """Minimize the loss. Compare the loss scale after each step, and the variable only after the last step."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
         scales = probability.minimize(
             lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),

@@ -182,7 +182,7 @@ class Training:
     """Training in NumPy, with variables, an update rule and a loss scale.
 
     Args:
-        rules: the arguments of the loss scale.
+        rules: the settings that determine how the loss scale changes.
         inner: the update rule, an `SGD` or an `Adam`.
         values: initial values of the variables.
         averaging: an `Averages`. None means that there are no moving averages.

@@ -3,7 +3,7 @@
     python -m fuzz.originals NAME
 
 The command reads one program per line from stdin. For each program, it writes one line to stdout, which contains the
-states after all steps. Input and output lines are JSON. The module must also run on Python 3.8, which old releases of
+state after each step. Input and output lines are JSON. The module must also run on Python 3.8, which old releases of
 TensorFlow need.
 """
 
@@ -95,7 +95,8 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Save and restore the state, halve the learning rate, or use the optimizer's config; see `Step.before`."""
+        """Save and restore the state, halve the learning rate, or recreate the optimizer from its config; see
+        `Step.before`."""
         optimizer = self.optimizer
         if what == "checkpoint":
             checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
@@ -132,7 +133,7 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return loss scale rules as constructor arguments. Omit the arguments that other libraries do not support."""
+    """Return the loss scale's settings as constructor arguments, without those that other libraries do not support."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
@@ -170,7 +171,7 @@ def _tuples(value):
 
 
 def main(name):
-    """Run the program in each line of stdin, and print the states after all of its steps on one line."""
+    """Run the program in each line of stdin, and print one line with the state after each step."""
     answers = os.fdopen(os.dup(1), "w")
     # Redirect the output of the libraries to stderr, because stdout must contain only the states.
     os.dup2(2, 1)

@@ -52,7 +52,7 @@ REWRITE = [
     "disable_mixed_precision_graph_rewrite",
 ]
 MANAGERS = ["LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager", "LossScaleOptimizer"]
-FACE = ["LossScaleOptimizer", "Policy", "global_policy", "set_policy", "get_layer_policy"]
+EXPERIMENTAL_NAMES = ["LossScaleOptimizer", "Policy", "global_policy", "set_policy", "get_layer_policy"]
 
 ATTRIBUTES = {
     "tf.train.experimental": SCALES + REWRITE,
@@ -67,16 +67,16 @@ ATTRIBUTES = {
     "tf.contrib.mixed_precision": MANAGERS,
     "tf1.contrib.mixed_precision": MANAGERS,
     "tf.keras.mixed_precision": ["LossScaleOptimizer", "Policy", "global_policy", "set_global_policy"],
-    "tf.keras.mixed_precision.experimental": FACE,
-    "tf1.keras.mixed_precision.experimental": FACE,
-    "tf_keras.mixed_precision.experimental": FACE,
+    "tf.keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
+    "tf1.keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
+    "tf_keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
 }
 IMPORTS = {
     "tensorflow.keras.mixed_precision": ["LossScaleOptimizer", "experimental"],
-    "tensorflow.keras.mixed_precision.experimental": FACE,
-    "keras.mixed_precision.experimental": FACE,
-    f"{tf_keras.__name__}.mixed_precision.experimental": FACE,
-    f"{tf_keras.__name__}.api._v2.keras.mixed_precision.experimental": FACE,
+    "tensorflow.keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
+    "keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
+    f"{tf_keras.__name__}.mixed_precision.experimental": EXPERIMENTAL_NAMES,
+    f"{tf_keras.__name__}.api._v2.keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
     "tensorflow.contrib.mixed_precision": MANAGERS,
     "tensorflow.contrib.mixed_precision.python.loss_scale_manager": MANAGERS[:3],
     "tensorflow.contrib.mixed_precision.python.loss_scale_optimizer": MANAGERS[3:],

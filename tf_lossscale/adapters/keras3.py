@@ -335,7 +335,8 @@ _UNUSED = {
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the object into which to restore the part called `name` of a checkpoint of Keras's LossScaleOptimizer."""
+    """Return the object into which to restore the part called `name` in a checkpoint that Keras's LossScaleOptimizer
+    wrote."""
     parts = {"inner_optimizer": wrapper._optimizer}
     if wrapper.dynamic:
         parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")

@@ -1,4 +1,5 @@
-"""Helpers for the replicas of the strategy in use. They determine how a step writes variables, and compute sums."""
+"""Helpers for the replicas of the strategy in use. They sum values over the replicas, and determine how a step writes
+variables."""
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, consens
 
     if not replicas.uses_merge_call():
         return _apply_if_finite(loss_scale, update, gradients, consensus, update.apply, gradients)
-    # To apply gradients, many optimizers make a merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
-    # therefore created in the cross-replica context, and its branches return to the replicas.
+    # To apply gradients, many optimizers call merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
+    # therefore created in the cross-replica context, and its branches enter the replica context again.
     tensors, gradients_of = as_arguments(gradients, False)
 
     def in_cross_replica_context(strategy: tf.distribute.Strategy, per_replica: list[Any], consensus: Any) -> Any:

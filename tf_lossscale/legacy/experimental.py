@@ -148,7 +148,7 @@ def get_layer_policy(layer: Any) -> Any:
     'float16'
 
     Args:
-        layer: a layer of `tf.keras`.
+        layer: a layer from `tf.keras`.
 
     Raises:
         ValueError: `layer` is not a Keras layer.

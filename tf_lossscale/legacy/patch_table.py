@@ -25,7 +25,7 @@ from typing import Any
 
 from tf_lossscale.legacy import loss_scale, policy, stable
 from tf_lossscale.legacy.patches import Namespace, Patches, Put
-from tf_lossscale.legacy.table import FACES, OLD, Old, rows_in
+from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
 from tf_lossscale.wrapper import families
 
 
@@ -35,7 +35,7 @@ def _names_in(module: str) -> dict[str, Any]:
 
 
 def _value(old: Old) -> Any:
-    module, _, name = FACES.get(old.role, old.new).rpartition(".")
+    module, _, name = WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new).rpartition(".")
     new = getattr(importlib.import_module(module), name)
     return _with_old_arguments(new, old.renamed) if old.renamed else new
 

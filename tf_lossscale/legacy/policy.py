@@ -75,7 +75,7 @@ class Policies:
         """Return a layer's policy, with its loss scale.
 
         Args:
-            layer: a layer of this library.
+            layer: a layer from this library.
 
         Raises:
             ValueError: `layer` is not a layer.

@@ -43,8 +43,8 @@ OURS = "ours"
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 LEGACY_MODULE = "tf_lossscale.legacy"
-#: For two kinds of old names, the classes in this package that accept the old arguments.
-FACES = {
+#: Maps the roles of old wrapper classes to this package's wrapper classes that accept the old arguments.
+WRAPPERS_WITH_OLD_ARGUMENTS = {
     EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
     CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",
 }
@@ -96,7 +96,7 @@ _rows(
 
 _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
 _rows(_WITH_MANAGERS, _MANAGERS, LEGACY, _KEPT)
-_rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, FACES[CONTRIB])
+_rows(_WITH_CONTRIB, _OPTIMIZER, CONTRIB, WRAPPERS_WITH_OLD_ARGUMENTS[CONTRIB])
 
 # Removed modules that programs assign to a variable, as in `mp = tf.keras.mixed_precision.experimental`. The value of
 # an entry is the module that contains the names today.

@@ -21,7 +21,7 @@ _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDiction
 
 @functools.cache
 def stand_in_for(library: str) -> Any:
-    """Return a replacement for the class in which a Keras library's `compile` wraps optimizers.
+    """Return a replacement for the wrapper class that a Keras library's `compile` puts around optimizers.
 
     >>> import tensorflow as tf
     >>> stand_in = stand_in_for("keras")

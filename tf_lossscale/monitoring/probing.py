@@ -125,7 +125,7 @@ class Probe:
         counts = self._exponents.last()
         if counts is None:
             raise ValueError(
-                "precision_report() needs the counts of at least one step, but none was counted inside the block of "
+                "precision_report() needs the counts of a step, but the optimizer has taken none inside the block of "
                 "probe(). Steps of a tf.function that was traced before the block are not counted: trace it in the "
                 "block, or compile the Keras model again in the block."
             )

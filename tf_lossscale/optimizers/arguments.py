@@ -25,7 +25,7 @@ def check(options: Mapping[str, Any]) -> None:
     >>> check({"d": 0.5})
     Traceback (most recent call last):
     ...
-    ValueError: `d`, the clipping threshold, must be a number >= 1, but got: 0.5. Pass d=1.0, the default.
+    ValueError: `d`, the clipping threshold, must be a number >= 1, but got: 0.5. The default is d=1.0.
 
     Args:
         options: a dict with some of Adafactor's options. Other names in the dict are ignored.

@@ -127,7 +127,7 @@ class Configurable(Parts):
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
         # The wrapper class is looked up again, because the inner optimizer may belong to a different family. From an
-        # old config, tf_keras creates a legacy optimizer even if this class wraps tf_keras's newer ones.
+        # old config, tf_keras creates a legacy optimizer even if this package's class wraps tf_keras's newer ones.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)

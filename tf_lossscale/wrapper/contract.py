@@ -62,9 +62,9 @@ _EAGER = _EagerMode()
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """The method that a thread called most recently in a particular traced function, or in eager mode.
+    """A thread's most recent call to a method of the optimizer in one traced function, or in eager mode.
 
-    `followed_in` is the set of threads that have since applied gradients in the same function, or in eager mode.
+    `followed_in` contains the threads that have applied gradients in the same function after this call.
     """
 
     method: str

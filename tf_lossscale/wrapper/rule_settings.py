@@ -71,8 +71,8 @@ def change(scale: LossScale, **changes: Any) -> None:
     scale.rules = changed
     for name, nearest in (("max_scale", min), ("min_scale", max)):
         bound = getattr(changed, name)
-        # Only a changed bound is enforced. The scale may be outside an unchanged bound, because the constructor accepts
-        # an `initial_scale` below `min_scale`.
+        # Only a bound that was changed is enforced. The scale may already violate the other bound, because the
+        # constructor accepts an `initial_scale` below `min_scale`.
         if name in changes and bound is not None:
             scale.initial_scale = nearest(scale.initial_scale, bound)
             scale.current_loss_scale.assign(nearest(as_number(scale()), bound))

@@ -51,7 +51,7 @@ def _every_name() -> list[str]:
 
 def _with_arguments(old: table.Old) -> str:
     renamed = ", ".join(f"{new}={before}" for before, new in old.renamed.items())
-    return _public(table.FACES.get(old.role, old.new)) + (f"({renamed})" if renamed else "")
+    return _public(table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new)) + (f"({renamed})" if renamed else "")
 
 
 def _public(dotted: str) -> str:

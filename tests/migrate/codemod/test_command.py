@@ -149,7 +149,11 @@ print([name for name in sys.modules if name.split(".")[0] in ("tensorflow", "ker
 
 
 def test_the_new_names_exist():
-    wanted = {old.new for old in table.OLD.values()} | set(table.FACES.values()) | set(table.MODULES.values())
+    wanted = (
+        {old.new for old in table.OLD.values()}
+        | set(table.WRAPPERS_WITH_OLD_ARGUMENTS.values())
+        | set(table.MODULES.values())
+    )
     for dotted in sorted(wanted | {names.HELPER, f"{table.LEGACY_MODULE}.experimental"}):
         root, *rest = dotted.split(".")
         found = {"tf_lossscale": tf_lossscale, "keras": tf.keras}[root]

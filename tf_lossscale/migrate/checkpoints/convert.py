@@ -179,7 +179,7 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
 
 
 def _in_wrapper(code: str, saved: Optimizer) -> str:
-    """Return code that wraps an optimizer, with the wrapper arguments that were read from the checkpoint."""
+    """Return source code that wraps an optimizer, with the wrapper arguments that were read from the checkpoint."""
     if saved.wrapper is None:
         return code
     usual = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}

@@ -238,7 +238,7 @@ def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> lis
 
 
 def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Store saved variables as the optimizer's step count and slots. Their order tells which variable is which."""
+    """Store saved variables as the optimizer's step count and slots. Their order shows which variable is which."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

@@ -217,7 +217,7 @@ _EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _spaced(old: Sequence[cst.Arg], new: list[cst.Arg]) -> list[cst.Arg]:
-    """Copy the commas, line breaks and comments between the old arguments to the new ones."""
+    """Separate the new arguments by the same commas, line breaks and comments as the old ones."""
     if not new or not old:
         return new
     spaced = []

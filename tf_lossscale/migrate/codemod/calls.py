@@ -30,7 +30,7 @@ from tf_lossscale.migrate.codemod.resolve import Meaning, Resolver, is_none
 # `tf_lossscale.LossScaleOptimizer` in the rewritten code.
 WRAPPER = "wrapper"
 # An instance of an old class from `tf_lossscale.legacy`.
-FACE = "face"
+WRAPPER_WITH_OLD_ARGUMENTS = "face"
 LEFT = "left as it is"
 POLICY = "policy"
 # An optimizer that is certainly not a wrapper.
@@ -72,7 +72,7 @@ class Calls(Resolver):
     def _decided(self, call: cst.Call, meaning: Meaning) -> Written:
         roles = meaning.roles
         if roles == {table.CONTRIB}:
-            return _unchanged(call, table.FACES[table.CONTRIB])
+            return _unchanged(call, table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB])
         if roles <= {table.STABLE, table.OURS, table.EXPERIMENTAL}:
             # If the name may mean the old or the new class, the arguments may show which class is called.
             if roles == {table.EXPERIMENTAL} or self._has_old_arguments(call):
@@ -141,7 +141,7 @@ class Calls(Resolver):
                 "initial_scale=N"
             )
         if any(argument.star for argument in call.args):
-            return _unchanged(call, table.FACES[table.EXPERIMENTAL])
+            return _unchanged(call, table.WRAPPERS_WITH_OLD_ARGUMENTS[table.EXPERIMENTAL])
         newer = ("inner_optimizer", "loss_scale")
         bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL]) or bind(call.args, newer) or {}
         optimizer = bound.get("optimizer", bound.get("inner_optimizer"))
@@ -155,7 +155,7 @@ class Calls(Resolver):
         """Return a call to LossScaleOptimizer, or to `from_loss_scale` if the scale is known only at run time."""
         value = call.args[scale].value
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
-        if is_read and self.kinds(value.value) & {WRAPPER, FACE, LEFT}:
+        if is_read and self.kinds(value.value) & {WRAPPER, WRAPPER_WITH_OLD_ARGUMENTS, LEFT}:
             raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
         if self._literals(value) <= {"True", "dynamic"}:
             value = cst.SimpleString("'dynamic'")
@@ -250,8 +250,8 @@ class Calls(Resolver):
         made = call.args[0].value if dotted == {"typing.cast"} and call.args else made
         if names.HELPER in dotted or (made and self._is_wrapper(made)):
             return {WRAPPER}
-        if dotted and dotted <= set(table.FACES.values()):
-            return {FACE}
+        if dotted and dotted <= set(table.WRAPPERS_WITH_OLD_ARGUMENTS.values()):
+            return {WRAPPER_WITH_OLD_ARGUMENTS}
         if UNKNOWN in dotted:
             classes = self._definitions(call.func)
             is_own = classes and len(classes) == len(self.assignments(call.func))
@@ -271,7 +271,7 @@ class Calls(Resolver):
             target = self.written(call, meaning).target
         except Unprovable:
             return LEFT
-        return FACE if target in table.FACES.values() else WRAPPER
+        return WRAPPER_WITH_OLD_ARGUMENTS if target in table.WRAPPERS_WITH_OLD_ARGUMENTS.values() else WRAPPER
 
     def _is_guarded(self, expression: cst.BaseExpression) -> bool:
         """Return whether an expression is inside an `if` that is true only for a wrapper."""

@@ -16,7 +16,7 @@ from tf_lossscale.migrate.codemod.tree import methods
 
 # Kinds of objects whose `loss_scale` attribute cannot be called. A wrapper's attribute is a tensor, and a plain
 # optimizer never had a function of this name.
-_HAVE_A_TENSOR = {kinds.WRAPPER, kinds.FACE, kinds.OPTIMIZER}
+_HAVE_A_TENSOR = {kinds.WRAPPER, kinds.WRAPPER_WITH_OLD_ARGUMENTS, kinds.OPTIMIZER}
 # Kinds of objects that may be wrappers. Only a wrapper has an `_optimizer` or `_loss_scale` attribute.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.OPTIMIZER}
 _OF_WRAPPERS = ("_optimizer", "_loss_scale", "loss_scale")
@@ -89,7 +89,7 @@ class ObjectPlanner(Visitor):
         is_inherited = code(node.value) == "self" and node.attr.value not in methods(owner)
         if m.matches(node.value, m.Call(m.Name("super"))) or is_inherited:
             return self._module.is_wrapper_class(owner)
-        return bool(self._module.kinds(node.value) & {kinds.WRAPPER, kinds.FACE})
+        return bool(self._module.kinds(node.value) & {kinds.WRAPPER, kinds.WRAPPER_WITH_OLD_ARGUMENTS})
 
     def _update(self, node: cst.Attribute) -> None:
         """Report `loss_scale.update(...)` if the kind of the object `loss_scale` is unknown."""
@@ -209,7 +209,7 @@ class ObjectPlanner(Visitor):
         object_kinds = self._module.kinds(node.value)
         attribute = node.attr.value
         if attribute == "_loss_scale" and not self._module.is_read(node):
-            if object_kinds & {kinds.WRAPPER, kinds.FACE} or self._is_own_wrapper(node.value):
+            if object_kinds & {kinds.WRAPPER, kinds.WRAPPER_WITH_OLD_ARGUMENTS} or self._is_own_wrapper(node.value):
                 self._edits.notice(node, _TAKES)
             return
         if kinds.WRAPPER not in object_kinds or not self._module.is_read(node):

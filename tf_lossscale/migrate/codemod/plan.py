@@ -38,7 +38,7 @@ _TYPING = {"typing.cast", "typing.TypeVar"}
 
 # A name that the table lists with both of these roles refers to different classes in different versions of TensorFlow.
 _OF_TWO = {table.STABLE, table.EXPERIMENTAL}
-_CHOOSE = f"Write {table.WRAPPER} or {table.FACES[table.EXPERIMENTAL]}."
+_CHOOSE = f"Write {table.WRAPPER} or {table.WRAPPERS_WITH_OLD_ARGUMENTS[table.EXPERIMENTAL]}."
 
 
 class Planner(Visitor):
@@ -92,7 +92,7 @@ class Planner(Visitor):
         if old and (old.role == table.OURS or (old.role == table.STABLE and not is_getattr)):
             # The module still has this name, so the call stays as it is.
             return
-        new = table.FACES.get(old.role, old.new) if old else table.MODULES.get(name)
+        new = table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new) if old else table.MODULES.get(name)
         if new is None or new == f"{table.KERAS}.{attribute}":
             return
         module, short = (names.POLICIES if new == table.KERAS else new).rsplit(".", 1)
@@ -205,11 +205,11 @@ class Planner(Visitor):
     def _target(self, node: cst.BaseExpression, roles: set[str]) -> str | None:
         if roles <= set(names.WRAPPERS):
             if roles <= {table.STABLE, table.OURS} or self._is_only_tested(node):
-                return table.FACES[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
+                return table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB] if roles == {table.CONTRIB} else table.WRAPPER
             subclass = self._module.parents.get(self._module.parents[node])
             if roles == _OF_TWO and isinstance(subclass, cst.ClassDef) and self._module.takes_newer_arguments(subclass):
                 return table.WRAPPER
-            return table.FACES[next(iter(roles))] if len(roles) == 1 else None
+            return table.WRAPPERS_WITH_OLD_ARGUMENTS[next(iter(roles))] if len(roles) == 1 else None
         new = {old.new for _, old in self._module.meaning(node).old}
         return new.pop() if len(new) == 1 else None
 

@@ -177,6 +177,10 @@ class RefusalPlanner(Visitor):
         if name and self._module.is_shim(node, name):
             return
         full = {names.canonical(f"{dotted}.{name}") for dotted in self._module.dotted(module)}
-        new = {table.FACES.get(old.role, old.new) for d in full if (old := table.OLD.get(d)) and old.new != d}
+        new = {
+            table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new)
+            for d in full
+            if (old := table.OLD.get(d)) and old.new != d
+        }
         if new:
             self._edits.refuse(node, f"the string names {name}. Its replacement is {' or '.join(sorted(new))}.", module)

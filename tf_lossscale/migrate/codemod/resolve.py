@@ -47,7 +47,7 @@ class Meaning(NamedTuple):
 
     @property
     def roles(self) -> set[str]:
-        """The roles that the table of old names assigns to these names. A role tells what the name was used for."""
+        """The roles that the table of old names assigns to these names. A role says what the name was used for."""
         return {old.role for _, old in self.old}
 
 

@@ -68,7 +68,7 @@ class UnseenPlanner(Visitor):
             self._edits.todo(
                 node,
                 f"this file does not show where {root} comes from. If it comes from TensorFlow or Keras, {name} "
-                f"{change}. Write {table.FACES.get(old.role, old.new)}.",
+                f"{change}. Write {table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new)}.",
             )
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
