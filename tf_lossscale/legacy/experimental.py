@@ -95,7 +95,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _register(module: types.ModuleType) -> None:
-    """Register this module's wrapper classes with the serialization of a Keras library."""
+    """Register this module's wrapper classes for serialization by a Keras library."""
     library = families.library_in(module.__name__)
     # If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
     if not families.load_all(library):

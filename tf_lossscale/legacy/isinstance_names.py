@@ -51,7 +51,7 @@ def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[
         kwargs: keyword arguments.
 
     Returns:
-        The inner optimizer, the rest of `args`, the rest of `kwargs`.
+        A tuple of the inner optimizer, the remaining positional arguments and the remaining keyword arguments.
 
     Raises:
         TypeError: no inner optimizer was passed.

@@ -65,7 +65,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, by name."""
+        """Return a dict of the arguments of the constructor."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LossScale:
@@ -134,7 +134,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return tf.no_op(), True
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, by name."""
+        """Return a dict of the arguments of the constructor."""
         return {"loss_scale_value": self.initial_scale}
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return (None if tf.executing_eagerly() else finished(moved)), apply
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, by name."""
+        """Return a dict of the arguments of the constructor."""
         return {
             "initial_loss_scale": self.initial_loss_scale,
             "increment_period": self.increment_period,

@@ -78,8 +78,8 @@ _PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name 
 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     library = families.library_in(module.LossScaleOptimizer.__module__)
-    # The adapters derive from the Keras library's own classes, so load them before the names of these classes are
-    # replaced. If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
+    # The adapters derive from the Keras library's own classes, so the adapters are imported before the names of these
+    # classes are replaced. If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
@@ -120,7 +120,7 @@ _ROOTS = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", f"{_API}
 # Up to TensorFlow 2.15, Keras 2 is the package "keras".
 _KERAS_2 = ("keras", "tf_keras")
 
-#: For each module, the function that patches it after its import. Modules that do not exist are ignored.
+#: Maps each module to the function that patches it after its import. Modules that do not exist are ignored.
 PLACES: dict[str, Put] = {
     **dict.fromkeys(_ROOTS, _put_missing),
     **{f"{root}{name[len('tensorflow') :]}": _put_names(name) for root in (*_ROOTS, _API) for name in _PUBLIC},

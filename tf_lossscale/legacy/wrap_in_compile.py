@@ -1,4 +1,4 @@
-"""The class in which `compile` wraps an optimizer while `wrap_in_compile()` or `install()` is in effect."""
+"""The wrapper class that `compile` uses while `wrap_in_compile()` or `install()` is in effect."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
-    """Return a function that patches a trainer module of Keras 2, which imports the wrapper's module as `name`."""
+    """Return a function that patches a Keras 2 trainer module. The module imports the wrapper's module as `name`."""
 
     def put(patches: Patches, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
@@ -107,14 +107,14 @@ def _trainer_of_tf_keras(name: str) -> Put:
     return put
 
 
-# For each trainer module of Keras 2, the name under which it imports the module of the wrapper class.
+# Maps each trainer module of Keras 2 to the name under which it imports the module of the wrapper class.
 _KERAS_2 = {
     "training": "lso",
     "training_v1": "loss_scale_optimizer",
     "training_eager_v1": "loss_scale_optimizer",
 }
 
-#: For each module that defines a `compile` method, the function that patches the module after its import.
+#: Maps each module that defines a `compile` method to the function that patches the module after its import.
 PLACES: dict[str, Put] = {
     "keras.src.trainers.trainer": _trainer_of_keras_3,
     **{

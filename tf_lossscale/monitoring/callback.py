@@ -43,9 +43,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     ([8.0], [0])
 
     Args:
-        update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them also after every n
-            batches. Each reading waits until the steps in progress have finished. With `steps_per_execution`, the
-            values are read after the execution that contains the n-th batch.
+        update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them after every n
+            batches as well. Each reading waits until the steps in progress have finished. With `steps_per_execution`,
+            the values are read after the execution that contains the n-th batch.
         log_dir: a folder to which the callback writes the same TensorBoard scalars as `write_summary`, at each reading.
             By default nothing is written. With `diagnose="exponents"`, the callback also writes the most recent
             exponent counts: as histograms for TensorBoard, and as a line of `exponents.jsonl`.

@@ -1,4 +1,4 @@
-"""Write the exponent counts of gradients to TensorBoard as histograms."""
+"""Writes the exponent counts of gradients to TensorBoard as histograms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Count an optimizer's gradients by exponent, to see whether they would fit in float16 with or without a loss scale."""
+"""Counts an optimizer's gradients by exponent, to see whether they would fit in float16 with or without a loss
+scale."""
 
 from __future__ import annotations
 

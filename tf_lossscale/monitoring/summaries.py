@@ -1,4 +1,4 @@
-"""Write the loss scale to TensorBoard as scalars."""
+"""Writes the loss scale to TensorBoard as scalars."""
 
 from __future__ import annotations
 

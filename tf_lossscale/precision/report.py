@@ -17,7 +17,7 @@ from tf_lossscale.precision.records import append
 from tf_lossscale.precision.report_text import about_the_scale, about_the_variables, table
 
 #: The exponents of float16's largest number (65504), smallest normal number and smallest subnormal number. Normal
-#: numbers have 11 significant bits, subnormal numbers have fewer. Values of at most 2**-25 round to zero.
+#: numbers have 11 significant bits; subnormal numbers have fewer. Values of at most 2**-25 round to zero.
 MAXIMUM, NORMAL, SUBNORMAL = 15, -14, -24
 
 #: A report lists a variable as affected by float16 if more than this fraction of its gradient's values lies below

@@ -1,4 +1,4 @@
-"""Train LeNet-5 on handwritten digits in a custom loop, in float32 and in float16 with and without loss scaling."""
+"""Trains LeNet-5 on handwritten digits in a custom loop, in float32 and in float16 with and without loss scaling."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Run:
         tf.keras.utils.set_random_seed(settings.seed)
         self.setup = setup
         self.model = lenet5(setup.policy)
-        # Without loss scaling, a fixed scale of 1 makes the wrapper take the same steps as the inner optimizer.
+        # In the run without loss scaling, the wrapper has a fixed scale of 1, so its steps equal the inner optimizer's.
         scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
         if setup.scaled:
             scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}
