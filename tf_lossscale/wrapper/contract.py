@@ -102,7 +102,7 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # Each thread's most recent call of a method such as `scale_loss`, in each traced function and in eager mode.
+        # Each thread's most recent call to a method such as `scale_loss`, in each traced function and in eager mode.
         # The keys are the graphs of the traced functions, and `_EAGER` for eager mode.
         self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
         self._unused_in_ended_threads: set[str] = set()

@@ -48,7 +48,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         variables: one variable for each gradient.
 
     Raises:
-        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not fit its variable. Also
+        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not match its variable. Also
             raised if a gradient that overwrites its variable (see `overwrite_with_gradient` in Keras) was divided by
             the loss scale, or if a variable has copies on several replicas and no strategy is in use.
         TypeError: a gradient does not have a floating-point dtype, or an element of `variables` is not a variable.

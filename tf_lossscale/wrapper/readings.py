@@ -187,7 +187,7 @@ class Observable(Parts):
         if not needed <= state.keys() <= allowed:
             raise ValueError(
                 f"`state` must have the keys {sorted(needed)} and may also have {sorted(allowed - needed)}, "
-                f"but got: {state!r}. The state of a dynamic scale does not fit a fixed scale, and vice versa."
+                f"but got: {state!r}. The state of a dynamic scale cannot be loaded into a fixed scale, or vice versa."
             )
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
         if not moves:

@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Return an (update, elements) pair for each update, given an element for each gradient of all updates."""
+        """Split a list that has an element for each gradient of all updates. Return (update, elements) pairs."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:

@@ -90,7 +90,7 @@ class Calls(Resolver):
         return bool(calls) and all(self._is_certainly_stable(c) and not self._has_old_arguments(c) for c in calls)
 
     def _has_old_arguments(self, call: cst.Call) -> bool:
-        """Return whether the arguments of a call fit only the old signature `(optimizer, loss_scale)`."""
+        """Return whether the arguments of a call match only the old signature `(optimizer, loss_scale)`."""
         keywords = {argument.keyword.value for argument in call.args if argument.keyword}
         if any(argument.star for argument in call.args):
             return False
@@ -146,7 +146,7 @@ class Calls(Resolver):
         bound = bind(call.args, SIGNATURES[table.EXPERIMENTAL]) or bind(call.args, newer) or {}
         optimizer = bound.get("optimizer", bound.get("inner_optimizer"))
         if optimizer is None:
-            raise Unprovable("the arguments do not fit the signature (optimizer, loss_scale)")
+            raise Unprovable("the arguments do not match the signature (optimizer, loss_scale)")
         if "loss_scale" not in bound:
             return Written(table.WRAPPER, [_inner(call, optimizer)])
         return self._wrapped(call, optimizer, bound["loss_scale"])
