@@ -244,7 +244,7 @@ def test_rich_prints_it_as_it_is_and_json_keeps_the_numbers():
 
 
 def test_counts_of_a_wrong_shape_scale_or_name_are_refused():
-    with pytest.raises(ValueError, match=r"`counts` must have the shape \(2, 99\), a row for each name"):
+    with pytest.raises(ValueError, match=r"`counts` must have the shape \(2, 99\), with a row for each name"):
         ExponentCounts(("a", "b"), np.zeros([1, COLUMNS]), 1.0, 1)
     for scale in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`scale` must be a finite number above 0"):

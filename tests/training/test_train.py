@@ -263,7 +263,7 @@ NO_CHECKPOINT = '{"settings": {}, "history": []}'
 def test_a_damaged_state_is_said_and_left_as_it_is(tmp_path, capsys, state):
     (tmp_path / "state.json").write_text(state)
     assert exit_code(["train", "--resume", "--out", str(tmp_path)]) == 2
-    assert "is damaged, or tf-lossscale train did not write it" in capsys.readouterr().err
+    assert "is damaged, or was not written by tf-lossscale train" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 

@@ -38,7 +38,7 @@ class LossScaleManager(abc.ABC):
         """Update the scale after a step.
 
         Args:
-            finite_grads: bool scalar, whether all gradients are finite.
+            finite_grads: a bool scalar, true if all gradients are finite.
 
         Returns:
             The operation that updates the scale.
@@ -123,8 +123,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
     _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int32))
     _num_bad_steps: Any = Replaceable(lambda self: self._weight("bad_steps", 0, tf.int32))
 
-    # As in `tf.contrib`, the initial scale and the rules are computed from the private attributes on every use, without
-    # checks. A subclass that has its own variable for the scale may lack `_init_loss_scale`.
+    # As in `tf.contrib`, the initial scale and the rules for changing the scale are computed from the private
+    # attributes on every use, without checks. A subclass that has its own variable for the scale may lack
+    # `_init_loss_scale`.
     initial_scale: Any = Replaceable(lambda self: float(getattr(self, "_init_loss_scale", "nan")))
     rules: Any = Replaceable(
         lambda self: Rules(
@@ -164,7 +165,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         """Update the scale after a step.
 
         Args:
-            finite_grads: bool scalar, whether all gradients are finite.
+            finite_grads: a bool scalar, true if all gradients are finite.
 
         Returns:
             In a graph, a tensor whose evaluation updates the scale. In eager mode, None.
@@ -175,8 +176,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
     def as_loss_scale(self) -> state.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
 
-        The result is this manager itself. If the manager is an instance of a subclass, the result is a separate object
-        that calls the manager's methods.
+        The result is this manager itself, unless the manager is an instance of a subclass. In that case, the result is
+        a separate object that calls the manager's methods.
         """
         return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 

@@ -26,7 +26,7 @@ __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", 
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
-    """Wraps an optimizer and scales its loss with the loss scale that the `loss_scale` argument describes.
+    """Wraps an optimizer and applies loss scaling. The `loss_scale` argument describes the loss scale.
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), "dynamic")
@@ -73,7 +73,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
         Args:
             config: the return value of `get_config`. It is not modified.
-            custom_objects: a dict from name to class, with your own classes of inner optimizers and loss scales.
+            custom_objects: a dict that maps names to classes, for optimizers and loss scales that you wrote yourself.
 
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
@@ -95,9 +95,9 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _register(module: types.ModuleType) -> None:
-    """Register this module's wrapper classes for serialization by a Keras library."""
+    """Register this module's wrapper classes with a Keras library, so that it can serialize them."""
     library = families.library_in(module.__name__)
-    # If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
+    # If the installed `keras` is Keras 2, this package has no adapters for the separate `tf_keras` package.
     if not families.load_all(library):
         return
     # This call registers the `Policy` class.

@@ -117,8 +117,8 @@ def _of_module(module: str, name: str) -> str | None:
 
 
 def _is_of_an_optimizer_of_another_keras(error: BaseException) -> bool:
-    # Keras's error message quotes the argument. It shows an optimizer object as "<...>", a class that was passed
-    # instead of an object as "<class ...>", and a misspelled name unchanged.
+    # Keras's error message quotes the argument. An optimizer object appears as "<...>", a class as "<class ...>", and a
+    # misspelled name as it was written.
     _, said, identifier = str(error).partition("Could not interpret optimizer identifier: ")
     return bool(said) and identifier.startswith("<") and not identifier.startswith("<class")
 

@@ -41,7 +41,7 @@ class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperN
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Split a constructor's arguments into the inner optimizer, which has several old names, and the other arguments.
+    """Separate the inner optimizer from the other arguments. Old versions have several names for its argument.
 
     >>> inner_of((), {"opt": 1, "loss_scale": 8})
     (1, (), {'loss_scale': 8})

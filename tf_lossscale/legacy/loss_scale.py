@@ -57,7 +57,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
         """Update the scale after a step.
 
         Args:
-            grads: a nested structure of all unscaled gradients of all replicas.
+            grads: a nested structure that contains the unscaled gradients from every replica.
 
         Returns:
             The operation that updates the scale (None in eager mode), and whether to apply the gradients.

@@ -79,7 +79,8 @@ _PUBLIC = [name for name in _MODULES if name.startswith("tensorflow.") and name 
 def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     library = families.library_in(module.LossScaleOptimizer.__module__)
     # The adapters derive from the Keras library's own classes, so the adapters are imported before the names of these
-    # classes are replaced. If the installed `keras` is Keras 2, the separate package `tf_keras` has no adapters.
+    # classes are replaced. If the installed `keras` is Keras 2, this package has no adapters for the separate
+    # `tf_keras` package.
     if not families.load_all(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
@@ -93,7 +94,7 @@ def _experimental(library: str) -> Namespace:
     policies = policy.policies_of(library)
     rows = rows_in("keras.mixed_precision.experimental")
     # The `experimental` module never had `set_global_policy`. The table contains this name only for the codemod,
-    # because a program may use one alias for `experimental` and for the module that has the function.
+    # because a program may use the same alias for `experimental` and for the module that has the function.
     names = {
         name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if name != "set_global_policy"
     }

@@ -96,7 +96,7 @@ class Policies:
         return policy.loss_scale
 
     def has_scale_without_float16(self) -> bool:
-        """Return whether the global policy has a loss scale, although the policy is not "mixed_float16".
+        """Return whether the global policy has a loss scale but is not "mixed_float16".
 
         Under such a policy Keras's own `compile` wraps no optimizer.
         """
@@ -116,7 +116,7 @@ class Policies:
 
 @functools.cache
 def policies_of(library: str) -> Policies:
-    """Return the `Policies` of a Keras library.
+    """Return the `Policies` object for a Keras library, which stores its global policy's loss scale.
 
     >>> policies_of("keras").Policy("mixed_float16", loss_scale=8).loss_scale
     FixedLossScale(8.0)

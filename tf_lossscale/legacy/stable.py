@@ -56,7 +56,8 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Translate arguments from any TensorFlow version to keyword arguments of `tf_lossscale.LossScaleOptimizer`."""
+    """Translate arguments for any TensorFlow version's wrapper into keyword arguments of
+    `tf_lossscale.LossScaleOptimizer`."""
     if args and not isinstance(args[0], bool):
         if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
             names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")

@@ -43,7 +43,7 @@ OURS = "ours"
 
 WRAPPER = "tf_lossscale.LossScaleOptimizer"
 LEGACY_MODULE = "tf_lossscale.legacy"
-#: Maps the roles of old wrapper classes to this package's wrapper classes that accept the old arguments.
+#: Maps the kinds of old wrapper classes to this package's wrapper classes that accept the old arguments.
 WRAPPERS_WITH_OLD_ARGUMENTS = {
     EXPERIMENTAL: f"{LEGACY_MODULE}.experimental.LossScaleOptimizer",
     CONTRIB: f"{LEGACY_MODULE}.contrib.LossScaleOptimizer",

@@ -1,4 +1,4 @@
-"""Objects that can be called to get a tensor, or used like this tensor."""
+"""Objects that can be called to get a tensor, or used as if they were that tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPARABLE = (numbers.Real, np.ndarray, tf.Tensor, tf.Variable)
 
 
 class TensorLike:
-    """Base class of objects that can be called to get a tensor, or used like this tensor.
+    """Base class of objects that can be called to get a tensor, or used as if they were that tensor.
 
     Code for TensorFlow 2.3 and older calls `optimizer.loss_scale()`. Newer code uses `optimizer.loss_scale` as a
     tensor. Both work if the attribute is such an object.
@@ -63,7 +63,8 @@ class TensorLike:
         return tf.convert_to_tensor(self()) == other if isinstance(other, _COMPARABLE) else NotImplemented
 
     def __ne__(self, other: Any) -> Any:
-        # By default, Python negates the result of `__eq__`, which fails for a tensor in a graph.
+        # By default, Python computes `!=` by negating the result of `__eq__`. The negation fails for a tensor in a
+        # graph.
         return tf.convert_to_tensor(self()) != other if isinstance(other, _COMPARABLE) else NotImplemented
 
     __hash__ = object.__hash__

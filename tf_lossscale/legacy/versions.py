@@ -1,14 +1,14 @@
-"""Differences between TensorFlow's versions of loss scaling, and the behaviour of the old names in this package.
+"""How loss scaling differs between TensorFlow versions, and how the old names in this package behave.
 
 | behaviour | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | this package |
 |---|---|---|---|---|
-| check of IndexedSlices rows with the same index | of their sum | of their sum | of each row | of their sum |
-| check of IndexedSlices without a dense shape | ValueError | ValueError | accepted | accepted |
+| IndexedSlices rows with the same index: what is checked | their sum | their sum | each row | their sum |
+| IndexedSlices without a dense shape | ValueError | ValueError | accepted | accepted |
 | lowering the scale in eager mode | divides by the multiplier | the same | the same | the same |
 | lowering the scale in a graph | multiplies by the reciprocal in float32 | the same | the same | the same |
 | `increment_period` | truncated to an int, even a string | the same | the same | the same |
 | `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
-| `tf.contrib`: overflows before a finite step | still count | - | - | still count |
+| `tf.contrib`: a finite step resets the count of overflows | no | - | - | no |
 | `tf.contrib`: gradients that are None, or an iterator | errors | - | - | accepted |
 | fixed scale, non-finite gradients | applied | applied | applied | applied |
 """
@@ -26,8 +26,9 @@ from tf_lossscale.core.rules import Rules
 class DividingRules(Rules):
     """TensorFlow's rules for the scale: it is multiplied by `multiplier` to grow, and divided by it after an overflow.
 
-    In a graph, the scale is multiplied by the reciprocal of `multiplier` instead, because TensorFlow's graph optimizer
-    replaces the division in the same way. The last bit of the scale may therefore differ from eager mode.
+    In a graph, an overflow multiplies the scale by the reciprocal of `multiplier` instead, because TensorFlow's graph
+    optimizer replaces the division in the same way. The last bit of the scale may therefore differ from that in eager
+    mode.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps
@@ -36,7 +37,7 @@ class DividingRules(Rules):
 
     @classmethod
     def of(cls, increment_period: int, multiplier: float) -> DividingRules:
-        """Create rules from the old arguments. They are not checked, because old code may pass unusual values.
+        """Create rules from the old arguments. The arguments are not checked, because old code may pass unusual values.
 
         Args:
             increment_period: the number of consecutive finite steps after which the scale grows. If it is 0 or less,
@@ -62,8 +63,8 @@ def values_to_check(gradients: Any) -> Iterator[Any]:
     [1.0]
 
     Args:
-        gradients: a nested structure of tensors, numbers, arrays, IndexedSlices or None. In a cross-replica context,
-            its leaves are per-replica values.
+        gradients: a nested structure whose leaves are tensors, numbers, arrays, IndexedSlices or None. In a
+            cross-replica context, the leaves are per-replica values.
 
     Yields:
         Tensors and IndexedSlices.

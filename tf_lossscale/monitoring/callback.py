@@ -81,11 +81,12 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        # The `Exponents` object and the step number of the exponent counts that were written last.
+        # Identifies the exponent counts that were written last: the `Exponents` object that counted them, and their
+        # step number.
         self._counted: tuple[Any, int] = (None, 0)
         self._read: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
-        # The number of all steps and the number of skipped steps at the previous check of `max_skipped`.
+        # The total number of steps, and the number of skipped steps, at the previous check of `max_skipped`.
         self._since = (0, 0)
         self._warned = False
 
@@ -106,7 +107,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         del epoch, logs
-        # The number of batches that this epoch has trained so far.
+        # The number of batches processed so far in this epoch.
         self._batches = 0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -213,7 +213,7 @@ def _edges(steps: Sequence[int]) -> list[float]:
 
 
 def _without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the paths of variables into the folder that all of them share, and the rest of each path.
+    """Split the paths of variables into the prefix that all of them share, and the rest of each path.
 
     >>> _without_common_folder(["model/dense/kernel", "model/dense/bias"])
     ('model/dense/', ['kernel', 'bias'])

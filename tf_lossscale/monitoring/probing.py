@@ -88,7 +88,7 @@ class Probe:
     1
 
     Args:
-        family: the optimizer's `Family`.
+        family: the `Family` object that adapts the optimizer.
         every: the number of steps from one count of gradients to the next.
     """
 
@@ -126,7 +126,7 @@ class Probe:
         counts = self._exponents.last()
         if counts is None:
             raise ValueError(
-                "precision_report() needs the counts of a step, but the optimizer has taken none inside the block of "
+                "precision_report() needs at least one step, but the optimizer has taken none inside the block of "
                 "probe(). Steps of a tf.function that was traced before the block are not counted: trace it in the "
                 "block, or compile the Keras model again in the block."
             )

@@ -46,7 +46,7 @@ class ExponentCounts:
     def __post_init__(self) -> None:
         if self.counts.shape != (len(self.names), COLUMNS):
             raise ValueError(
-                f"`counts` must have the shape {(len(self.names), COLUMNS)}, a row for each name, but got: "
+                f"`counts` must have the shape {(len(self.names), COLUMNS)}, with a row for each name, but got: "
                 f"{self.counts.shape}."
             )
         if len(set(self.names)) < len(self.names):

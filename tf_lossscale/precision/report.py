@@ -197,7 +197,7 @@ class PrecisionReport:
 
         Raises:
             TypeError: the scale is not a number.
-            ValueError: the scale is not finite and above 0.
+            ValueError: the scale is not finite, or is not above 0.
         """
         return PrecisionReport(self.counts, errors.positive_number("scale", scale, "Pass a loss scale such as 2**15."))
 
@@ -273,7 +273,7 @@ def _rows(counts: ExponentCounts, scale: float) -> Iterator[VariablePrecision]:
 
 
 def _rounded(counts: ExponentCounts) -> np.ndarray:
-    """Return for each variable whether its gradient may have been rounded to float16.
+    """For each variable, return whether its gradient may have been rounded to float16.
 
     A gradient was not rounded if it was computed in float32, or if a finite nonzero value lies outside float16's range.
     """
@@ -289,9 +289,9 @@ def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np
     halvings = math.log2(counts.scale) - math.log2(scale)
     if halvings >= 1:
         # The bin of exponent -25 contains the values from 2**-25 to 2**-24. Only 2**-25 itself rounds to zero, which is
-        # negligible among float32 values. However, float16 values were multiples of 2**-24 before the loss scale was
-        # halved. After one halving, all values in the bin are equal to 2**-25; after two halvings, half of them are;
-        # and so on.
+        # negligible among float32 values. Float16 values, however, are multiples of 2**-24 at the scale at which they
+        # were counted. At half that scale, all values in the bin are equal to 2**-25; at a quarter of it, half of them
+        # are; and so on.
         vanished = vanished + np.where(rounded, at[:, column(SUBNORMAL - 1)] * 2.0 ** (1 - halvings), 0)
     below_normal = at[:, column(LOWEST) : column(NORMAL)].sum(axis=1)
     overflow = at[:, column(MAXIMUM + 1) : INFINITE + 1].sum(axis=1)

@@ -160,7 +160,7 @@ def power(scale: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction as text, in percent. Only the fractions 0 and 1 become 0% and 100%.
+    """Format a fraction as a percentage. Only the fractions 0 and 1 become 0% and 100%.
 
     >>> percent(0.0), percent(1e-5), percent(0.25), percent(1 - 1e-9), percent(1.0)
     ('0%', '<0.1%', '25.0%', '>99.9%', '100%')

@@ -14,7 +14,7 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The number of steps after which the gradients' exponents are counted again.
+#: The gradients' exponents are counted once every this many steps.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -152,7 +152,8 @@ class Run:
 def _inner_optimizer(settings: Settings) -> Any:
     optimizers = tf.keras.optimizers
     if settings.optimizer == "sgd":
-        # SGD's step is proportional to the gradient, so the learning rate makes up for the small weight of the loss.
+        # SGD's step is proportional to the gradient. The loss is multiplied by a small weight, so the learning rate is
+        # divided by this weight.
         return optimizers.SGD(0.02 / settings.loss_weight, momentum=0.9)
     # Adam and RMSprop divide by the gradient's magnitude, so epsilon must be smaller than that magnitude.
     return {"adam": optimizers.Adam, "rmsprop": optimizers.RMSprop}[settings.optimizer](1e-3, epsilon=1e-16)

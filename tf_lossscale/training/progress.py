@@ -15,7 +15,7 @@ _LINES = 10
 
 @contextlib.contextmanager
 def shown(name: str, first: int, total: int) -> Iterator[Callable[[str], None]]:
-    """Show the progress of a run. Yield a function, which must be called with a text after each step.
+    """Show the progress of a run. Yield a function, which must be called after each step with a string to show.
 
     >>> import contextlib, sys
     >>> with contextlib.redirect_stderr(sys.stdout), shown("float32", 0, 20) as report:

@@ -110,7 +110,7 @@ def read(out: pathlib.Path) -> tuple[Settings, dict[str, Any]]:
         return Settings(**written["settings"]), state
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is damaged, or tf-lossscale train did not write it. Start a run without --resume."
+            f"{path} is damaged, or was not written by tf-lossscale train. Start a run without --resume."
         ) from error
 
 
