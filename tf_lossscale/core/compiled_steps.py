@@ -46,15 +46,15 @@ class CompiledSteps:
     ) -> Callable[..., Any] | None:
         """Compile a function with XLA.
 
-        In eager mode a function is compiled once for all calls with the same constants in `reads`. In a graph the
-        function is traced as a part of that graph.
+        In eager mode a function is compiled once for all calls in which the objects in `reads` have the same constant
+        values. In a graph the function is traced as a part of that graph.
 
         Args:
             reads: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's error messages contain the function's name.
             *arguments: example arguments with which the function is traced: tensors, lists of tensors, or None.
-            ignored: names of attributes in `reads` that may differ between calls, because the function sets them before
-                it reads them.
+            ignored: names of attributes of the objects in `reads`. Their values may differ between calls, because the
+                function sets these attributes before it reads them.
 
         Returns:
             A compiled function with the same arguments. If `function` cannot be compiled, or if later calls to the

@@ -42,7 +42,7 @@ class Installation:
 
 
 class _Change:
-    """A table of patches. They stay in effect until every public function that applied them has been undone.
+    """A table of patches. They stay in effect until they have been undone for each public function that applied them.
 
     Args:
         table: the name of the module that defines the `PLACES` table. The module is imported only when TensorFlow is

@@ -1,4 +1,4 @@
-"""The base class of the old LossScaleOptimizer classes. Any instance passes `isinstance` checks against all of them."""
+"""The base class of the old LossScaleOptimizer classes. All loss scale optimizers are instances of each class."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Policies:
         """Return a layer's policy, with its loss scale.
 
         Args:
-            layer: a layer from this library.
+            layer: a layer from the Keras library of this object.
 
         Raises:
             ValueError: `layer` is not a layer.
@@ -116,7 +116,7 @@ class Policies:
 
 @functools.cache
 def policies_of(library: str) -> Policies:
-    """Return the `Policies` object for a Keras library, which stores its global policy's loss scale.
+    """Return the object that stores the loss scale of a Keras library's global policy.
 
     >>> policies_of("keras").Policy("mixed_float16", loss_scale=8).loss_scale
     FixedLossScale(8.0)

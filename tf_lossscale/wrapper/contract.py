@@ -82,7 +82,8 @@ class Decision(NamedTuple):
     scaled: bool
     #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
     places: list[Any]
-    #: Whether the update is in a function being traced, and the decision is based on calls outside this function.
+    #: Whether the update is in a function being traced, and the value of `scaled` follows from calls outside this
+    #: function.
     depends_on_other_functions: bool = False
 
 
@@ -290,9 +291,9 @@ class Contract:
         return [call for call in (*own_calls, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return the most recent recorded calls that this thread made in the given traced functions, or in eager mode.
+        """Return the most recent call that this thread made in each place: a traced function, or `_EAGER`.
 
-        If this thread made no such call in a function, return the calls that other threads made in it, because each
+        If this thread made no call in a traced function, return the calls that other threads made in it, because each
         replica is traced in its own thread.
         """
         found_calls: list[_Call] = []

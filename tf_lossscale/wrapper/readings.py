@@ -47,7 +47,7 @@ class Overflow:
 
     @property
     def kind(self) -> str:
-        """The kinds of non-finite values that the gradient had in all steps: "inf", "NaN" or "inf, NaN".
+        """The kinds of non-finite values that the gradient has had so far: "inf", "NaN" or "inf, NaN".
 
         A step whose gradient contained both infinity and NaN counts only as NaN. "inf, NaN" therefore means that the
         kinds occurred in different steps.

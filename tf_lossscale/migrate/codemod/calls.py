@@ -304,7 +304,7 @@ class Calls(Resolver):
             inner = node
 
     def _wraps_under(self, condition: cst.BaseExpression, expression: cst.BaseExpression) -> bool:
-        """Return whether an `if` with this condition contains an assignment of a wrapper to the expression."""
+        """Return whether `expression` may be a wrapper that is created inside an `if` with the given condition."""
         shown = _bare(condition)
         return shown is not None and any(
             isinstance(value, cst.Call)

@@ -96,8 +96,8 @@ HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
 # Most old names contain one of these substrings.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# The text search selects a file for parsing if it contains one of these words. An old name that contains none of
-# `_PARTS` is one of the words itself. `TODO(tf-lossscale)` marks comments that an earlier run of the codemod added.
+# A file is parsed only if it contains one of these words: `_PARTS`, the old names that contain none of `_PARTS`, and
+# `TODO(tf-lossscale)`, with which earlier runs of the codemod began their comments.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",

@@ -222,7 +222,8 @@ class ObjectPlanner(Visitor):
             self._state(parent, node, object_kinds)
         elif (
             attribute == "_loss_scale"
-            # If `_loss_scale` is stored or returned, it keeps its name, because other code may call the object.
+            # If the value of `_loss_scale` is stored or returned, the attribute keeps its name. Other code may call the
+            # value, which `loss_scale` does not allow.
             and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))
             and object_kinds <= _PLAIN_OR_WRAPPER
             and not self._module.assigns("_loss_scale")

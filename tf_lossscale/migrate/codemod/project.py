@@ -128,9 +128,9 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the names that the given files, and the files connected to them by imports, export.
+        """Read the exported names of the given files and of the files that imports connect to them.
 
-        A file is connected if a file that was read imports it, or if it imports old names from a file that was read.
+        A file is also read if another file that was read imports it, or if it imports old names from such a file.
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
         waiting = dict.fromkeys(paths)
