@@ -59,7 +59,7 @@ def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, A
 
 
 def switched_off(name: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that switches off the named optimization, or none if the name is `ALL`."""
+    """Return a context manager that switches off the named optimization, or a null context if the name is `ALL`."""
     return contextlib.nullcontext() if name == ALL else fast.without(name)
 
 

@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 class _Least:
-    """An optimizer that does only what any loss scaling must do: read and unscale each gradient once."""
+    """A wrapper that does the minimum work of loss scaling: it reads and unscales each gradient once."""
 
     def __init__(self, inner: Any):
         self._inner, self._scale, self._finite = inner, tf.Variable(1.0), tf.Variable(True)

@@ -202,7 +202,7 @@ def overhead(row: Row) -> float:
 
 
 def growth_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the "growth" measurements, sorted by size. Those with one variable come last."""
+    """Return the "growth" measurements, sorted by size. Measurements with a single variable come last."""
     return sorted(
         (row for row in rows if row["what"] == "growth" and "ratios" in row),
         key=lambda row: (_size(row)[0] == 1, *_size(row)),
@@ -213,7 +213,8 @@ def plot(path: pathlib.Path, results: dict[str, Any]) -> None:
     """Plot the measurements that were taken in a `tf.function`.
 
     The left panel shows the times of optimizer steps and of whole training steps, divided by the times without loss
-    scaling. The right panel shows how the time that loss scaling adds depends on the number and size of the variables.
+    scaling. The right panel plots the time added by loss scaling against the number of variables and against their
+    size.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -42,7 +42,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether a measurement spends minutes tracing or compiling hundreds of updates before it starts."""
+    """Return whether tracing or compiling hundreds of variable updates takes minutes before the first timed step."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -141,9 +141,10 @@ def _names(cell: dict[str, str]) -> list[str]:
 
 
 def _limits(cell: dict[str, str]) -> list[str]:
-    """Return the names of baseline steps, whose times are lower bounds for the time of a compiled step.
+    """Return the names of steps whose times are lower bounds for a step with `LossScaleOptimizer(jit_compile=True)`.
 
-    A baseline is a compiled step without loss scaling or, for a model, a training step that applies no gradients.
+    For a model, the lower bound is a training step that applies no gradients. Otherwise it is an optimizer step without
+    loss scaling, compiled by XLA, which is not measured under MirroredStrategy.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]

@@ -58,7 +58,7 @@ def gradients(workload: str) -> list:
 
 
 def layers(workload: str):
-    """Return (variables, loss). `loss()` multiplies a matrix by each variable, reshaped to 1000 columns.
+    """Return (variables, loss). `loss()` reshapes each variable to 1000 columns and multiplies a fixed matrix by it.
 
     The gradients are therefore matrix products, as in most layers. If they were computed elementwise, a compiler could
     fuse them with scaling and unscaling, which would hide the cost of the loss scale.

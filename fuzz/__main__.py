@@ -55,7 +55,7 @@ def main(arguments=None):
 def _turns(only):
     """Yield an endless sequence of functions. Each function runs some random programs or injects a fault."""
     local, clusters = iter(faults.FAULTS), iter(cluster_faults.FAULTS)
-    # Fault injections in clusters are slow, so they come early in the sequence.
+    # Fault injections in clusters are slow. They come early in the sequence, so that a short run also reaches them.
     in_turn = [*itertools.islice(local, 2), *clusters, *local]
     each = itertools.cycle(map(_fault, filter(_possible, in_turn)))
     while True:

@@ -117,8 +117,9 @@ ROWS: dict[str, Callable[[Difference], bool]] = {
         and d.only_here_skipped
     ),
     "`get_unscaled_gradients`": lambda d: d.original.family != "keras3" and d.scale_is_too_large,
-    # The smallest nonzero gradients in a program are 2**-4. TensorFlow's graph optimizer may divide such a gradient by
-    # the scale before multiplying it by the scale. If the scale is above 2**122, the quotient underflows to zero.
+    # The smallest nonzero gradients in a program are 2**-4. TensorFlow's graph optimizer may reorder operations so that
+    # such a gradient is divided by the scale before it is multiplied by the scale. If the scale is above 2**122, the
+    # quotient underflows to zero.
     "a small gradient under a scale near 2**127, in a `tf.function`": lambda d: (
         d.original.family != "keras3"
         and d.program.mode != "eager"

@@ -28,7 +28,7 @@ def settings(most, shrink=True, **more):
 
 
 def failure(strategy, check, seed, deadline):
-    """Check up to `AT_ONCE` random programs. Stop at the deadline, or when a program fails and has been shrunk.
+    """Check up to `AT_ONCE` random programs. Stop at the deadline, or once a failed program has been shrunk.
 
     Args:
         strategy: the Hypothesis strategy that draws the programs.

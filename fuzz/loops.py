@@ -39,7 +39,7 @@ class Loops:
             function(*inputs)
 
     def _traced(self, loop):
-        """Return functions that, called in order, take a step of the loop."""
+        """Return a list of functions. Calling all of them, in order, takes one step of the loop."""
         if loop.calls == "two_functions":
             kept = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self.variables]
             parts = [functools.partial(self._keep, loop, kept), functools.partial(self._apply_kept, loop, kept)]

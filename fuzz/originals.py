@@ -95,7 +95,7 @@ class Running(Loops):
             yield dict(self.state(), note=note)
 
     def between(self, what, directory):
-        """Save and restore the state, halve the learning rate, or recreate the optimizer from its config; see
+        """Save and restore the state, halve the learning rate, or create a second optimizer from the config; see
         `Step.before`."""
         optimizer = self.optimizer
         if what == "checkpoint":
@@ -133,7 +133,7 @@ class Running(Loops):
 
 
 def arguments(rules):
-    """Return the loss scale's settings as constructor arguments, without those that other libraries do not support."""
+    """Return the loss scale's settings as constructor arguments. Omit settings that other libraries do not support."""
     if not rules.dynamic:
         return {"dynamic": False, "initial_scale": rules.initial_scale}
     return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}

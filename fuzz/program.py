@@ -79,11 +79,12 @@ class Step:
 
     Args:
         seed: seed of the random gradients.
-        number: an integer that parts of the step use, for example as the number of iterations of a `tf.while_loop`.
+        number: an integer with several uses in the step, such as the number of iterations of a `tf.while_loop`.
         bad: an element of `BAD` that replaces one value in the gradients. If None, the gradients stay unchanged.
         loop: the index of the training loop that takes the step.
-        before: what to do before the step. None means nothing. "checkpoint" and "state" save and restore the state,
-            "learning_rate" halves the learning rate, and "config" creates an optimizer from the optimizer's config.
+        before: an action that precedes the step, or None. "checkpoint" and "state" save and restore the state,
+            "learning_rate" halves the learning rate, and "config" creates a second optimizer from the first one's
+            config.
     """
 
     seed: int = 0

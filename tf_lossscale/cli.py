@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command-line arguments without the program's name, or None for `sys.argv[1:]`.
 
     Returns:
-        The exit code of the subcommand, which is 0 on success; 2 for bad arguments or files; 130 after Ctrl-C.
+        The subcommand's exit code: 0 on success, 2 for bad arguments or files, and 130 after Ctrl-C.
     """
     if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
         # The log messages of TensorFlow's C++ code describe its build and the machine, and would only clutter the

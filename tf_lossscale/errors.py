@@ -1,7 +1,7 @@
 """Checks arguments, and raises errors with consistent messages.
 
-Every message names the argument, the value that was passed, what is allowed, and what to do. The errors are built-in
-exceptions, so existing `except ValueError` code keeps working.
+Every message names the argument, shows the value that was passed, and says which values are allowed and what to do. The
+errors are built-in exceptions, so existing `except ValueError` code keeps working.
 """
 
 from __future__ import annotations

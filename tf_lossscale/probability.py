@@ -38,11 +38,11 @@ def minimize(
     seed: Any = None,
     name: str = "minimize",
 ) -> Any:
-    """Like `tfp.math.minimize`, but with gradients that do not vanish in float16.
+    """Like `tfp.math.minimize`, but with loss scaling, so that small float16 gradients do not become zero.
 
-    The loss is scaled only while its gradients are computed: `trace_fn`, `convergence_criterion` and the trace receive
-    the unscaled loss and gradients. A step with a gradient that is not finite is skipped, but the trace still contains
-    an entry for this step.
+    The gradients are scaled only during backpropagation, and the loss itself is never scaled. `trace_fn`,
+    `convergence_criterion` and the trace therefore receive the unscaled loss and gradients. A step with a gradient that
+    is not finite is skipped, but the trace still contains an entry for this step.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale
@@ -55,7 +55,7 @@ def minimize(
 
     Args:
         loss_fn: a function that returns the loss, a floating-point tensor of any shape. It may take a `seed` argument.
-            The loss may be float16. Only its gradients are scaled, so the loss itself cannot overflow.
+            The loss may be float16: the loss scale cannot make it overflow, because only its gradients are scaled.
         num_steps: the number of steps; with a convergence criterion, the maximum number.
         optimizer: a `tf_lossscale.LossScaleOptimizer` around any optimizer.
         convergence_criterion: an instance of a class in `tfp.optimizer.convergence_criteria`. It gets unscaled values.
@@ -113,7 +113,7 @@ def fit_surrogate_posterior(
     seed: Any = None,
     name: str = "fit_surrogate_posterior",
 ) -> Any:
-    """Like `tfp.vi.fit_surrogate_posterior`, but with gradients that do not vanish in float16.
+    """Like `tfp.vi.fit_surrogate_posterior`, but with loss scaling, so that small float16 gradients do not become zero.
 
     >>> import tensorflow as tf
     >>> import tensorflow_probability as tfp

@@ -249,7 +249,7 @@ def test_counts_of_a_wrong_shape_scale_or_name_are_refused():
     for scale in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`scale` must be a finite number above 0"):
             ExponentCounts((), np.zeros([0, COLUMNS]), scale, 1)
-    with pytest.raises(ValueError, match=r"`names` must differ from each other, but got: \('a', 'a'\)"):
+    with pytest.raises(ValueError, match=r"`names` must not contain the same name twice, but got: \('a', 'a'\)"):
         ExponentCounts(("a", "a"), np.zeros([2, COLUMNS]), 1.0, 1)
 
 

@@ -391,7 +391,7 @@ def test_gradients_are_unscaled_once(family, compiled, kind):
     def step():
         scaled = [None, kind(tf.constant([1024.0]))]
         once = optimizer.get_unscaled_gradients(iter(scaled))
-        with pytest.raises(RuntimeError, match=r"get_unscaled_gradients\(\) was given a gradient that it returned"):
+        with pytest.raises(RuntimeError, match=r"get_unscaled_gradients\(\) got a gradient that is already unscaled"):
             optimizer.get_unscaled_gradients(once)
         again = optimizer.get_unscaled_gradients(scaled)  # as for their norm
         return [getattr(gradient, "values", gradient) for gradient in (once[1], again[1])]
@@ -507,9 +507,9 @@ def test_a_function_that_updates_keeps_its_answer_and_what_contradicts_it_raises
         return tape.gradient(loss, weight)
 
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"traced before calls apply_gradients.*unscaled"):
+        with pytest.raises(RuntimeError, match=r"already been traced passes unscaled gradients to apply_gradients"):
             gradient()
-    with pytest.raises(RuntimeError, match=r"traced before calls apply_gradients.*unscaled"):
+    with pytest.raises(RuntimeError, match=r"already been traced passes unscaled gradients to apply_gradients"):
         optimizer.scale_loss(tf.constant(1.0))
     optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight])
     assert weight.numpy() == bare(family, steps=4)

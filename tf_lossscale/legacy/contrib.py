@@ -45,7 +45,7 @@ class LossScaleManager(abc.ABC):
         """
 
     def as_loss_scale(self) -> state.LossScale:
-        """Return a loss scale for `LossScaleOptimizer`. The loss scale calls this manager's methods."""
+        """Return a loss scale object for `LossScaleOptimizer`. The object calls this manager's methods."""
         return _Managed(self)
 
 

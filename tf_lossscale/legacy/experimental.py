@@ -69,7 +69,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Create an optimizer from a config that any version of TensorFlow wrote.
+        """Create an optimizer from a config. The config may come from any version of TensorFlow.
 
         Args:
             config: the return value of `get_config`. It is not modified.

@@ -110,7 +110,7 @@ def _of_module(module: str, name: str) -> str | None:
             old = f"{rest}.{name}".lstrip(".")
             return (
                 f"tf.{old} is a TensorFlow 1 name, and is now tf.compat.v1.{old}. In a TensorFlow 1 program, replace "
-                " `import tensorflow as tf` with `import tensorflow.compat.v1 as tf`, and call "
+                "`import tensorflow as tf` with `import tensorflow.compat.v1 as tf`, and call "
                 "tf.disable_v2_behavior() right after the imports."
             )
     return None

@@ -11,15 +11,15 @@ from tf_lossscale.legacy.patches import Patches
 
 
 class Installation:
-    """The return value of `install` and `wrap_in_compile`. A `with` statement undoes the call at the end of its block.
+    """The return value of `install` and `wrap_in_compile`. A `with` statement undoes their changes at its end.
 
     >>> with wrap_in_compile() as installation:
     ...     pass
 
     Args:
-        undo: a function that undoes the call.
-        is_first: False if an earlier call to the same function is still in effect. The `with` block then undoes
-            nothing.
+        undo: a function that undoes the changes.
+        is_first: False if an earlier call to the same function is still in effect. In that case, the end of the `with`
+            block undoes nothing.
     """
 
     def __init__(self, undo: Callable[[], None], is_first: bool):
@@ -34,7 +34,9 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undo all calls to the function that returned this object. Objects created in the meantime stay usable.
+        """Undo the changes of the function that returned this object, even if it was called several times.
+
+        Objects created in the meantime stay usable.
 
         >>> wrap_in_compile().undo()
         """
@@ -42,7 +44,7 @@ class Installation:
 
 
 class _Change:
-    """A table of patches. They stay in effect until they have been undone for each public function that applied them.
+    """A table of patches. They are undone when the last public function that holds them releases them.
 
     Args:
         table: the name of the module that defines the `PLACES` table. The module is imported only when TensorFlow is
@@ -55,12 +57,12 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Apply the patches on behalf of the public function `holder`. Return False if it has already applied them."""
+        """Apply the patches for the public function `holder`. Return False if this function already holds them."""
         if holder in self._holders:
             return False
         if not self._holders:
-            # The import hook watches a Keras package from here on. Patches for its submodules therefore wait until the
-            # whole package is imported.
+            # From now on, the import hook watches both Keras packages. The patches for a package's submodules therefore
+            # wait until the whole package has been imported.
             for package in ("keras", "tf_keras"):
                 self._patches.when_imported(package, lambda patches, module: None)
             self._patches.when_imported("tensorflow", self._put_all)

@@ -1,4 +1,4 @@
-"""The base class of the old LossScaleOptimizer classes. All loss scale optimizers are instances of each class."""
+"""The base class of the old LossScaleOptimizer classes. Every loss scale optimizer counts as an instance of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 class WrapperName(type):
     """Metaclass of the old wrapper classes. Every loss scale optimizer passes an `isinstance` check against them.
 
-    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the class of its TensorFlow version. The optimizer,
-    however, may have been created by the class of another version, by `compile` or by Keras. Subclasses of the old
-    wrapper classes accept only their own instances, as usual.
+    Old code calls `isinstance(optimizer, LossScaleOptimizer)` with the class of the TensorFlow version it was written
+    for. The optimizer, however, may be an instance of another version's class or of Keras's class. Subclasses of the
+    old wrapper classes accept only their own instances, as usual.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperN
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Separate the inner optimizer from the other arguments. Old versions have several names for its argument.
+    """Separate the inner optimizer from the other arguments. Its keyword depends on the TensorFlow version.
 
     >>> inner_of((), {"opt": 1, "loss_scale": 8})
     (1, (), {'loss_scale': 8})

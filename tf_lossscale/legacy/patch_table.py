@@ -3,7 +3,7 @@
 | name or module | TensorFlow versions that have it |
 |---|---|
 | `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
-| `tf.keras.mixed_precision.set_global_policy`, which refuses a mixed policy after the graph rewrite | 2.4 and newer |
+| `tf.keras.mixed_precision.set_global_policy`, which rejects mixed policies during the graph rewrite | 2.4 and newer |
 | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
 | `tf.mixed_precision.experimental` | 2.0 to 2.8 |
 | `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and newer |
@@ -62,7 +62,7 @@ def _put_missing(patches: Patches, tf: types.ModuleType) -> None:
 
 
 def _namespace(module: str) -> Namespace:
-    """Return a new module object that contains the old names of `module`, and submodules with their old names."""
+    """Return a new module object with the old names that belong in `module` and, recursively, in its submodules."""
     below = {name[len(module) + 1 :].split(".")[0] for name in _MODULES if name.startswith(f"{module}.")}
     inner = {name: _namespace(f"{module}.{name}") for name in sorted(below)}
     return Namespace(module.rpartition(".")[2], {**_names_in(module), **inner})
@@ -93,8 +93,9 @@ def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
 def _experimental(library: str) -> Namespace:
     policies = policy.policies_of(library)
     rows = rows_in("keras.mixed_precision.experimental")
-    # The `experimental` module never had `set_global_policy`. The table contains this name only for the codemod,
-    # because a program may use the same alias for `experimental` and for the module that has the function.
+    # The `experimental` module never had `set_global_policy`. The table contains this name only for the codemod: a
+    # program may assign `experimental` or `mixed_precision` to the same alias, depending on the TensorFlow version, and
+    # call the function through the alias.
     names = {
         name: getattr(policies, name, None) or _value(old) for name, old in rows.items() if name != "set_global_policy"
     }

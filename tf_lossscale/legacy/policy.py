@@ -75,7 +75,7 @@ class Policies:
         """Return a layer's policy, with its loss scale.
 
         Args:
-            layer: a layer from the Keras library of this object.
+            layer: a layer from the Keras library that this object was created for.
 
         Raises:
             ValueError: `layer` is not a layer.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Comparisons with other objects compare identities.
+# `==` compares values if the other operand has one of these types. Otherwise it compares identities.
 _COMPARABLE = (numbers.Real, np.ndarray, tf.Tensor, tf.Variable)
 
 

@@ -6,10 +6,10 @@
 | IndexedSlices without a dense shape | ValueError | ValueError | accepted | accepted |
 | lowering the scale in eager mode | divides by the multiplier | the same | the same | the same |
 | lowering the scale in a graph | multiplies by the reciprocal in float32 | the same | the same | the same |
-| `increment_period` | truncated to an int, even a string | the same | the same | the same |
+| `increment_period` | converted with `int`, even if it is a string | the same | the same | the same |
 | `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
 | `tf.contrib`: a finite step resets the count of overflows | no | - | - | no |
-| `tf.contrib`: gradients that are None, or an iterator | errors | - | - | accepted |
+| `tf.contrib`: a gradient that is None, or an iterator as `grads_and_vars` | errors | - | - | accepted |
 | fixed scale, non-finite gradients | applied | applied | applied | applied |
 """
 

@@ -50,7 +50,7 @@ class ExponentCounts:
                 f"{self.counts.shape}."
             )
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"`names` must differ from each other, but got: {self.names}.")
+            raise ValueError(f"`names` must not contain the same name twice, but got: {self.names}.")
         if not 0 < self.scale < math.inf:
             raise ValueError(f"`scale` must be a finite number above 0, but got: {self.scale!r}.")
 

@@ -83,7 +83,7 @@ class VariablePrecision:
 
     @property
     def only_zeros(self) -> bool:
-        """Whether all values are zero, possibly because float16 rounded them to zero."""
+        """Whether all values are zero and float16 may have rounded them to zero."""
         return self.rounded and self.zeros == 1
 
 
@@ -122,8 +122,8 @@ class PrecisionReport:
         counts: the exponent counts of the step's gradients.
         scale: the loss scale for which the report is computed; 0 for the scale by which the gradients were multiplied.
 
-    Source: figure 3 of Micikevicius et al., *Mixed Precision Training*, 2018 (https://arxiv.org/abs/1710.03740), shows
-    such a histogram of exponents for gradients of activations.
+    Source: the histogram of the exponents of activation gradients in figure 3 of Micikevicius et al., *Mixed Precision
+    Training*, 2018 (https://arxiv.org/abs/1710.03740).
     """
 
     counts: ExponentCounts
@@ -154,7 +154,7 @@ class PrecisionReport:
 
     @functools.cached_property
     def best_scale(self) -> float | None:
-        """The loss scale that loses the least in float16: the highest power of two at which no value overflows.
+        """The loss scale at which the least is lost in float16: the highest power of two at which no value overflows.
 
         It is None if there is neither a finite nonzero value nor a value that overflowed in float16.
 
@@ -179,7 +179,7 @@ class PrecisionReport:
         """The rows of the variables whose gradients float16 affects at the report's scale, the most affected first.
 
         A gradient is affected if some of its values overflow or are NaN, if more than a tenth of them lie below
-        float16's normal range, or if all of them are zero, possibly because float16 rounded them to zero.
+        float16's normal range, or if all of them are zero and float16 may have rounded them to zero.
         """
         rows = [row for row in self.rows if row.overflow or row.nan or row.below_normal > AFFECTED or row.only_zeros]
         return tuple(sorted(rows, key=lambda row: -max(row.overflow + row.nan, row.below_normal, row.only_zeros)))

@@ -1,4 +1,4 @@
-"""Trains LeNet-5 on handwritten digits in a custom loop, in float32 and in float16 with and without loss scaling."""
+"""Trains LeNet-5 on handwritten digits in a custom loop, in float32, and in float16 with and without loss scaling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.training.settings import Settings, Setup
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
-#: The gradients' exponents are counted once every this many steps.
+#: The interval, in steps, at which the gradients' exponents are counted.
 COUNTED_EVERY = 5
 
 _BATCH = 64
@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 
 class Digits:
-    """scikit-learn's 1797 handwritten digits, scaled to 32 x 32, in batches whose order depends on the seed.
+    """scikit-learn's 1797 handwritten digits, scaled to 32 x 32 pixels. The training digits are shuffled into batches.
 
     Args:
         seed: the seed for the order of the training digits. The test digits are the same for every seed.
@@ -98,7 +98,7 @@ class Run:
         tf.keras.utils.set_random_seed(settings.seed)
         self.setup = setup
         self.model = lenet5(setup.policy)
-        # In the run without loss scaling, the wrapper has a fixed scale of 1, so its steps equal the inner optimizer's.
+        # In a run without loss scaling, the wrapper has a fixed scale of 1, so it takes the inner optimizer's steps.
         scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
         if setup.scaled:
             scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}

@@ -47,9 +47,9 @@ def loss_scale(
         return _of_manager(manager, alone and checked == Rules())
     if dynamic and skip_nonfinite is False:
         raise ValueError(
-            "`skip_nonfinite` cannot be False with a dynamic scale, because a dynamic scale overflows now and then, "
-            "and the non-finite gradients would be applied to the weights. Leave it out, or pass dynamic=False and an "
-            "`initial_scale`."
+            "`skip_nonfinite` cannot be False with a dynamic scale, because a dynamic scale makes gradients "
+            "overflow now and then, and these non-finite gradients would be applied to the weights. Leave "
+            "`skip_nonfinite` out, or pass dynamic=False and an `initial_scale`."
         )
     if dynamic:
         return DynamicLossScale(rules=checked) if initial_scale is None else DynamicLossScale(initial_scale, checked)

@@ -36,8 +36,9 @@ class Configurable(Parts):
         """Return the inner optimizer's config. While a model is being saved, add the loss scale's state.
 
         SavedModels, and the .h5 and .keras files of models with legacy tf_keras optimizers, store only the wrapper's
-        config. Other formats store the wrapper's variables, but do not store the wrapper's counts of past steps.
-        TensorFlow's and Keras's LossScaleOptimizer classes ignore the additional key, so they can read the config.
+        config. Other formats store the wrapper's tracked variables, but not `skipped_steps`, `skipped_in_a_row` and
+        `total_steps`. TensorFlow's and Keras's LossScaleOptimizer classes ignore the additional key, so they can read
+        the config.
         """
         inner = self._family.config()
         if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
@@ -127,7 +128,7 @@ class Configurable(Parts):
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
         # The wrapper class is looked up again, because the inner optimizer may belong to a different family. From an
-        # old config, tf_keras creates a legacy optimizer even if this package's class wraps tf_keras's newer ones.
+        # old config, tf_keras creates a legacy optimizer, even if `cls` wraps tf_keras's newer optimizers.
         family = families.adapter_of(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)

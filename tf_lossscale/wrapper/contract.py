@@ -20,8 +20,8 @@ If that decision came from a call outside the function, a later call that implie
 the later call is in a traced function that contains its own update.
 
 `apply` takes scaled gradients. It raises an error if rules 1 to 3 imply that the gradients are unscaled, and warns if
-they may be unscaled. For a Sonnet optimizer, `apply` also takes unscaled gradients, and then the rules of
-`apply_gradients` decide.
+they may be unscaled. For a Sonnet optimizer, `apply` accepts both scaled and unscaled gradients. Rules 1 to 3 then
+decide, except that a call to `get_scaled_loss` implies neither. If no rule decides, the gradients are scaled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from tf_lossscale.core import notes
 # Maps the most recently called method to whether the next `apply_gradients` gets scaled gradients.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
 # Maps the most recently called method to whether the next `apply` gets scaled gradients. Used for optimizers whose
-# `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` has no entry, because either may follow it.
+# `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` has no entry, because an `apply` after it may
+# get either kind of gradients.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
 # Maps the most recently called method to whether the gradients are still scaled after the call.
 _LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
@@ -139,9 +140,9 @@ class Contract:
     def unscaled_inside(self) -> None:
         """Record that a loss function wrapped by `scale_inside` has unscaled its gradients.
 
-        The next update then gets unscaled gradients. If `scale_loss` was called first, nothing is recorded: Keras 3's
-        `fit` has then scaled the loss of the wrapped function, and the gradients are still scaled by this second
-        factor.
+        The next update then gets unscaled gradients. If `scale_loss` was called first, nothing is recorded: in that
+        case Keras 3's `fit` has also scaled the loss that the wrapped function returned, so the gradients are still
+        multiplied by the factor that `fit` applied.
         """
         with self._lock:
             if not any(
@@ -217,9 +218,9 @@ class Contract:
             answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
         if len(answers) > 1 or (True in answers and some_unscaled):
             raise RuntimeError(
-                "Cannot tell whether these gradients are scaled. Either more than one update follows a single "
-                "scale_loss(), or different functions, threads or steps called scale_loss() and "
-                f"get_unscaled_gradients() (or get_scaled_loss()) for this optimizer. {_TWO_WAYS_OUT}"
+                "Cannot tell whether these gradients are scaled. Either more than one update follows a single call to "
+                "this optimizer's scale_loss(), or scale_loss() was called in one function, thread or step, and "
+                f"get_scaled_loss() or get_unscaled_gradients() in another. {_TWO_WAYS_OUT}"
             )
         answer = answers.pop() if answers else otherwise
         return Decision(answer, places, not in_same_function and places != [_EAGER])
@@ -322,14 +323,15 @@ class Contract:
             forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in self._called)
             self._warn(
                 f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
-                "gradients may become zero, or every step may be scaled wrongly. The loop should be:\n"
+                "gradients may become zero, or the gradients of every step may have the wrong scale. The loop should "
+                "be:\n"
                 "    with tf.GradientTape() as tape:\n"
                 "        loss = loss_fn()\n"
                 "        scaled_loss = opt.get_scaled_loss(loss)\n"
                 "    scaled_grads = tape.gradient(scaled_loss, variables)\n"
                 "    grads = opt.get_unscaled_gradients(scaled_grads)\n"
                 "    opt.apply_gradients(zip(grads, variables))\n"
-                "If a library has this loop, give it a loss function that scales by itself: opt.scale_inside(loss_fn)."
+                "If this loop is part of a library, pass opt.scale_inside(loss_fn) to the library as the loss function."
             )
 
     def _warn(self, message: str) -> None:
@@ -352,9 +354,9 @@ def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
     """
     if notes.any_is_unscaled_by(gradients, loss_scale):
         raise RuntimeError(
-            "get_unscaled_gradients() was given a gradient that it returned before, and would divide it by the loss "
-            "scale again. Call it once for each gradient. minimize(), compute_gradients() and get_gradients() call it "
-            "themselves."
+            "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned it. "
+            "Unscale each gradient only once. minimize(), compute_gradients() and get_gradients() call "
+            "get_unscaled_gradients() themselves."
         )
 
 
@@ -377,8 +379,8 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
 
 def _contradiction(method: str) -> RuntimeError:
     return RuntimeError(
-        f"{method}() was called, but a function that was traced before calls apply_gradients() for gradients that are "
-        f"{'un' * _APPLY_GRADIENTS[method]}scaled. {_TWO_WAYS_OUT}"
+        f"{method}() was called, but a function that has already been traced passes "
+        f"{'un' * _APPLY_GRADIENTS[method]}scaled gradients to apply_gradients(). {_TWO_WAYS_OUT}"
     )
 
 

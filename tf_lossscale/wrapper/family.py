@@ -246,8 +246,8 @@ class Family(abc.ABC):
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas, as Keras 3 and
     #: tf_keras do. False for optimizers that store slots and compute updates as TensorFlow 2.10 and older did.
     slots_are_lists = True
-    #: A pair: the name of the attribute in which Nadam stores the product of its momenta, and the decay of Nadam's
-    #: momentum schedule.
+    #: A pair: the name of the attribute in which Nadam stores the product of its momentum coefficients, and the decay
+    #: of Nadam's momentum schedule.
     nadam_product = ("_u_product", 1.0)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:

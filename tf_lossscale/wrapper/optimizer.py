@@ -94,9 +94,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     Args:
         inner_optimizer: the optimizer that updates the variables, for example one from `tf.keras.optimizers` (Keras 3),
             `tf_keras.optimizers` or `tf_keras.optimizers.legacy`.
-        dynamic: whether the scale changes during training. Keep it True unless you know a scale that is right for the
-            whole training. If False, the scale stays at `initial_scale`, and no step is skipped unless
-            `skip_nonfinite` is True.
+        dynamic: whether the scale changes during training. Keep it True unless you know a scale that suits the entire
+            training run. If False, the scale stays at `initial_scale`, and no step is skipped unless `skip_nonfinite`
+            is True.
         initial_scale: the scale at the start, above 0. The default is 2**15; the argument is required if `dynamic` is
             False. Prefer a scale that is too high: it is lowered within a few steps, whereas a scale that is too low
             takes thousands of steps to grow.
@@ -119,14 +119,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
             `precision_report`.
         diagnose_every: with `diagnose="exponents"`, gradients are counted in the first step and then in every
-            `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps that are not counted
-            cost almost nothing extra.
+            `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps in which gradients
+            are not counted cost almost nothing extra.
         loss_scale_manager: a manager from `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
             rules, so the arguments from `dynamic` to `max_scale` must not be passed.
-        jit_compile: whether XLA compiles the optimizer's step, but not the model. Checking and applying the gradients,
-            and in a tf.function also unscaling most of them, then run as one or a few kernels. The same steps are
-            skipped, but weights may differ in their last bits. A step that XLA cannot compile, for example with sparse
-            gradients or under some strategies, runs without XLA, and a warning says so once.
+        jit_compile: whether XLA compiles the optimizer's step, but not the model. One or a few kernels then check and
+            apply the gradients. In a tf.function, they also unscale most of the gradients. The same steps are skipped,
+            but weights may differ in their last bits. A step that XLA cannot compile, for example with sparse gradients
+            or under some strategies, runs without XLA, and a warning says so once.
         **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`.
@@ -238,7 +238,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if there is not None and not isinstance(there, LossScale):
             raise ValueError(
                 f"`inner_optimizer` must not track an object named 'loss_scale', but {type(inner).__name__} has one: "
-                f"{there!r}. In a checkpoint the wrapper's loss scale has this name. Rename yours."
+                f"{there!r}. In a checkpoint, the wrapper's loss scale has this name. Track your object under another "
+                "name."
             )
         if there is not None or not isinstance(scale, FixedLossScale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
@@ -370,8 +371,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for a library's training loop that calls no optimizer method except `apply_gradients`.
 
-        The wrapped function returns the same, unscaled loss. During backpropagation the loss is scaled, and its
-        gradients are unscaled before the tape returns them. The library can therefore clip them as usual.
+        The wrapped function returns the same, unscaled loss. Its gradients are scaled during backpropagation, and
+        unscaled before the tape returns them. The library can therefore clip the gradients as usual.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
         >>> weight = tf.Variable(3.0)
@@ -796,8 +797,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) -> None:
     """Overwrite the variables with their moving averages, if the inner optimizer keeps moving averages.
 
-    Keras 3 and tf_keras call this method on optimizers. It is a function, because only the wrapper classes for these
-    two libraries have the method.
+    Keras 3 and tf_keras call this method on optimizers. It is defined outside of LossScaleOptimizer, because only the
+    wrapper classes for these two libraries have it.
 
     Args:
         var_list: the variables to overwrite. The default is all variables for which the optimizer is built.

@@ -18,7 +18,7 @@ from tf_lossscale.core.step import Update, take_step
 
 
 class SharedLossScale(DynamicLossScale):
-    """One loss scale for several optimizers. An overflow in one of them skips all steps, and lowers the scale once.
+    """One loss scale for several optimizers. An overflow in any of them skips the step of each.
 
     Use it for GANs and for models with several losses. Pass the object to each optimizer as
     `loss_scale_manager`, and take the optimizers' steps inside a `with shared.together():` block.
@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Split a list that has an element for each gradient of all updates. Return (update, elements) pairs."""
+        """Split a list with one element for each gradient of every update. Return (update, elements) pairs."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def reduce(self, gradients: list[Any]) -> list[Any]:

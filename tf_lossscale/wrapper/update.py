@@ -129,7 +129,7 @@ class Update(step.Update):
         return self.optimizer._diagnosis.record(names_of(self._variables), applied, gradients, checked)
 
     def _compiles(self) -> bool:
-        """Return whether to compile the step separately: XLA must be able to, and must not be compiling the caller."""
+        """Return whether XLA compiles the step separately. It does not if it is already compiling the caller."""
         if in_xla_context():
             return False
         scale = type(self.optimizer._loss_scale)
