@@ -8,7 +8,7 @@ from tf_lossscale.libraries import keras_versions, optional
 
 
 def test_a_library_that_is_not_installed_comes_with_the_line_that_installs_it(monkeypatch):
-    with pytest.raises(ImportError, match=r"^This needs no_such, .*pip install '\.\[train\]'$"):
+    with pytest.raises(ImportError, match=r"^This feature needs no_such, .*pip install '\.\[train\]'$"):
         optional.load("no_such.part", "train")
     with pytest.raises(ImportError, match=r"pip install no_such$"):
         optional.load("no_such", "")

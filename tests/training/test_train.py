@@ -159,7 +159,9 @@ def test_a_missing_library_is_said_before_the_training_as_the_readme_installs_it
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()
-    assert line.startswith(f"tf-lossscale train: This needs {module.partition('.')[0]}, which is not installed.")
+    assert line.startswith(
+        f"tf-lossscale train: This feature needs {module.partition('.')[0]}, which is not installed."
+    )
     assert line.endswith(" pip install '.[train]'")
     assert not (tmp_path / "out").exists()
 

@@ -58,8 +58,8 @@ class Family(family.Family):
             # When several processes train together, Keras 3's `fit` fails before it calls the optimizer. Its error
             # message does not name the cause, so this warning does.
             logging.warning(
-                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a model "
-                "and a tf_keras optimizer (pip install tf-keras).",
+                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a "
+                "tf_keras model with a tf_keras optimizer (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
         if self.inner.loss_scale_factor is not None and "loss_scale_factor" not in wanted:
@@ -128,7 +128,7 @@ class Family(family.Family):
                 # `apply` calls `_all_reduce_sum_gradients` to sum (gradient, variable) pairs over the replicas. The
                 # builtin `list` takes the place of this method, and returns the pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
-            # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override it.
+            # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override `apply_gradients`.
             if type(self.inner).apply_gradients is keras.optimizers.Optimizer.apply_gradients:
                 self.inner.apply(gradients, variables, **kwargs)
             else:
@@ -241,7 +241,7 @@ class LossScaleOptimizer(
 
     @property
     def step_counter(self) -> Any:
-        """The number of finite steps since the scale last changed, which Keras 3 calls `step_counter`."""
+        """The number of finite steps counted towards the next growth of the scale. The name is Keras 3's."""
         return self._loss_scale.good_steps
 
     finalize_variable_values = optimizer.finalize_variable_values
@@ -324,8 +324,8 @@ class LossScaleOptimizer(
 
 
 # Checkpoints of Keras's LossScaleOptimizer contain values for which this package's wrapper may have no variable. This
-# dict maps the names of these values to their dtypes. No wrapper has variables for the first two values, and a wrapper
-# with a fixed scale has none for the last two either.
+# dict maps the names of these values to their dtypes. This package's wrapper never has variables for the first two
+# values. If its scale is fixed, it has none for the last two either.
 _UNUSED = {
     "_iterations": tf.int64,
     "_learning_rate": tf.float32,
@@ -360,16 +360,18 @@ def _fit(values: list[Any], variables: list[Any]) -> bool:
 
 def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
     logging.warning(
-        "The saved optimizer has %d variables, but this %s has %d: other variables were trained then. They are not "
-        "loaded%s.",
+        "The saved optimizer has %d variables, but this %s has %d, because other variables were trained. The saved "
+        "variables are not loaded%s.",
         *(saved, type(inner).__name__, len(inner.variables)),
         ", but the loss scale is" if with_scale else "",
     )
 
 
 def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether a wrapper saved the values. A wrapper's first four values are scalars, and the second of them is
-    0."""
+    """Return whether the values were saved by a loss scale wrapper: this package's or Keras's own.
+
+    The first four values that such a wrapper saves are scalars, and the second of them is 0.
+    """
     return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
 
 
@@ -377,7 +379,7 @@ def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
     """Move an unbuilt optimizer into the strategy's scope if it was created outside of the scope.
 
     A Keras optimizer's constructor records the strategy in use, and creates the step count and the learning rate. If no
-    strategy is in use now, the optimizer needs the strategy under which the trained variables were created.
+    strategy is in use now, this function uses the strategy under which the trained variables were created.
     """
     strategy = tf.distribute.get_strategy()
     if not tf.distribute.has_strategy():

@@ -88,8 +88,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
             var_list: a variable, a list of variables, or a function that returns either. The default is all trainable
                 variables in the graph.
             *args: as in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`. There is an additional argument, `tape`:
-                in eager mode, the tape that recorded the loss if `loss` is a tensor.
+            **kwargs: as in `tf.compat.v1.train.Optimizer.compute_gradients`, and additionally `tape`, the tape that
+                recorded the loss. In eager mode, `tape` is required if `loss` is a tensor.
 
         Returns:
             A list of (gradient, variable) pairs.

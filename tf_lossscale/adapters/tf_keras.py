@@ -23,8 +23,8 @@ class Family(family.Family):
     optimizers = tf_keras.optimizers
     optimizers_name = f"{tf_keras.__name__}.optimizers"
     options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
-    # The wrapper delegates `name`, because tf_keras's warning about saved files that do not fit the optimizer contains
-    # the name.
+    # The wrapper delegates `name`, because tf_keras includes the name in the warning that it logs if a saved file does
+    # not fit the optimizer.
     delegated = (
         *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
         *("_iterations", "_learning_rate", "_mesh", "_run_with_dtensor"),

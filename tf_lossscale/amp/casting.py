@@ -16,7 +16,7 @@ _HALF = (tf.float16, tf.bfloat16)
 def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None, only_mixed: bool = False) -> None:
     """Make a layer cast the floating-point tensors that its `call` takes or returns.
 
-    The new casts replace those of an earlier call to `set_casts`.
+    Each call to `set_casts` replaces the casts that an earlier call set.
 
     >>> layer = tf.keras.layers.Dense(1, dtype="mixed_float16")
     >>> set_casts(layer, outputs="float32")

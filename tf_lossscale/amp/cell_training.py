@@ -135,8 +135,8 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]
         del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # Keras reports a divided loss only while it traces the loss function. A loss function that is itself a
-        # tf.function is traced only once, so `divides_loss` is never set back to False.
+        # `divided` is filled only while the loss function is being traced. A loss function that is itself a tf.function
+        # is not traced again when `on_all` is, so `divides_loss` is never set back to False.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
@@ -146,7 +146,7 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that iterates over one epoch's batches, and the number of batches, or None if it is unknown."""
+    """Return a function that returns the batches of one epoch, and their number, or None if it is unknown."""
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:
@@ -158,8 +158,8 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
         return lambda: read, steps if steps >= 0 else None
     if strategy is not None:
         raise ValueError(
-            f"The training cell was created in the scope of a {type(strategy).__name__}: `train_dataset` must be a "
-            f"tf.data.Dataset, which is split among the replicas, but got: {type(dataset).__name__}."
+            f"The training cell was created in the scope of a {type(strategy).__name__}, so `train_dataset` must be a "
+            f"tf.data.Dataset, whose batches are split among the replicas, but got: {type(dataset).__name__}."
         )
     if isinstance(dataset, (tuple, dict)) or tf.is_tensor(dataset) or isinstance(dataset, np.ndarray):
         raise ValueError(

@@ -60,13 +60,14 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     auto   convolution, dense, attention and recurrent layers to half precision
     ====== ======================================================================================
 
-    O2 and O3 set every layer; call `to_float` afterwards to change individual layers. O1 and auto skip layers that
-    `to_float` has set. To undo a level, call `to_float(model, "float32")`; setting a different level is not enough.
+    O2 and O3 set the dtype of every layer; call `to_float` afterwards to change individual layers. O1 and auto skip
+    layers whose dtype was set by `to_float`. To undo a level, call `to_float(model, "float32")`; setting a different
+    level is not enough.
 
     Layers of different dtypes can be combined, because their inputs are cast. At O1 and auto, half-precision layers
-    return float32 tensors. At O2, normalization layers return half-precision tensors. At O2 and O3, the inputs of a
-    model whose class is user-defined are cast to half precision, and the model returns half-precision tensors. `Model`
-    and `WithLossCell` compute the loss in float32.
+    return float32 tensors. At O2, normalization layers return half-precision tensors. At O2 and O3, models return
+    half-precision tensors, and the inputs of a subclassed model that defines its own `call` are cast to half precision.
+    `Model` and `WithLossCell` compute the loss in float32.
 
     >>> import tensorflow as tf
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.BatchNormalization()])
@@ -128,7 +129,7 @@ def require_level(model: Any, amp_level: Any) -> None:
 
 
 def to_float(layer: Same, dtype: DType) -> Same:
-    """Set the dtype in which a layer, including its sublayers, computes.
+    """Set the dtype in which a layer and its sublayers compute.
 
     >>> import tensorflow as tf
     >>> to_float(tf.keras.layers.Dense(2), "float16").compute_dtype
@@ -233,7 +234,7 @@ def _in_half(layer: Any, amp_level: str) -> bool:
 
 
 def _models(model: Any) -> Iterator[Any]:
-    """Yield the model and its nested models, except those whose `call` contains no operations of its own."""
+    """Yield the model and its nested models, except Functional and Sequential models that do not override `call`."""
     # The `call` of a Functional or Sequential model only passes tensors from layer to layer.
     graphs = [base for base in type(model).__mro__ if base.__name__ in ("Functional", "Sequential")]
     if not any(type(model).call is vars(base).get("call") for base in graphs):

@@ -1,4 +1,4 @@
-"""MindSpore's loss scale managers, which have a scale and update it; and update cells, which do the same in graphs."""
+"""MindSpore's loss scale managers, which update a scale in Python, and its update cells, which do so in a graph."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FixedLossScaleManager(LossScaleManager):
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer`."""
+        """Return a `LossScale` object for `LossScaleOptimizer`."""
         if not self._is_all_of(FixedLossScaleManager):
             return super().as_loss_scale()
         return FixedLossScale(self._loss_scale, skip_nonfinite=bool(self._drop_overflow_update))
@@ -139,7 +139,7 @@ class DynamicLossScaleManager(LossScaleManager):
             self.bad_step = 0
         if self.bad_step > self.bad_step_max:
             raise RuntimeError(
-                f"{self.bad_step} steps in a row overflowed, more than {self.bad_step_max}: the model no longer "
+                f"{self.bad_step} steps in a row overflowed, and the limit is {self.bad_step_max}. The model no longer "
                 "trains. Look for the operation whose result is infinite, or lower the learning rate."
             )
         self.cur_iter += 1
@@ -149,7 +149,7 @@ class DynamicLossScaleManager(LossScaleManager):
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer`. It starts with the current scale."""
+        """Return a `LossScale` object for `LossScaleOptimizer`. The object starts with the current scale."""
         if not self._is_all_of(DynamicLossScaleManager):
             return super().as_loss_scale()
         return DynamicLossScale(self.loss_scale, rules_of(self.scale_factor, self.scale_window))
@@ -179,7 +179,7 @@ class FixedLossScaleUpdateCell:
         return tf.convert_to_tensor(overflow)
 
     def as_loss_scale(self) -> LossScale:
-        """Return a fixed loss scale for `LossScaleOptimizer`. A step that overflows is skipped."""
+        """Return a `LossScale` object with a fixed scale for `LossScaleOptimizer`. A step that overflows is skipped."""
         return FixedLossScale(self._loss_scale_value, skip_nonfinite=True)
 
 
@@ -241,7 +241,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         return overflow
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer`. It follows this cell's rule, but has its own variables."""
+        """Return a `LossScale` object that follows this cell's rule, but has its own variables."""
         return DynamicLossScale(self.loss_scale_value, self._rules)
 
 

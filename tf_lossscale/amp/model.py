@@ -26,7 +26,7 @@ class _OfTheLevel:
     """The type of `loss_scale_manager`'s default value. The default is not None, because None means no loss scale."""
 
     def __repr__(self) -> str:
-        return "<that of the level>"
+        return "<the default of the level>"
 
 
 _OF_THE_LEVEL = _OfTheLevel()

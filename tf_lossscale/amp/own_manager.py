@@ -14,7 +14,7 @@ _METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_
 
 
 class LossScaleManager(abc.ABC):
-    """The base class of loss scale managers. To write your own rule, derive from this class or from a manager.
+    """The base class of loss scale managers. To write your own rule, subclass it or one of the package's managers.
 
     >>> class Quartering(LossScaleManager):
     ...     scale = 64.0
@@ -56,7 +56,7 @@ class LossScaleManager(abc.ABC):
         return None
 
     def as_loss_scale(self) -> LossScale:
-        """Return a loss scale for `LossScaleOptimizer`."""
+        """Return a `LossScale` object for `LossScaleOptimizer`."""
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
@@ -97,7 +97,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return False if a class overrides the rule in Python, but inherits an update cell with a different rule."""
+    """Return False if a class overrides the scale's methods, but inherits the update cell of a base class."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

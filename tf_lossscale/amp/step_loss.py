@@ -15,7 +15,7 @@ class StepLoss:
     """The loss of a model's most recent step, computed in float32.
 
     Creating a `StepLoss` replaces the model's `compute_loss` with a function that also stores the loss, because Keras's
-    logs contain only the mean of the epoch so far. The function casts the outputs to float32; tf_keras alone would
+    logs contain only the mean loss of the epoch so far. The function casts the outputs to float32; tf_keras alone would
     compute the loss in the dtype of the outputs.
 
     >>> model = tf.keras.Sequential([tf.keras.layers.Flatten()])

@@ -145,7 +145,7 @@ class TrainOneStepCell:
         return gradients
 
     def update(self, gradients: list[Gradient]) -> Any:
-        """Apply unscaled gradients. The loss scale decides whether a step that overflows is skipped.
+        """Apply unscaled gradients. The `LossScale` object decides whether a step that overflows is skipped.
 
         Args:
             gradients: one gradient for each of `weights`.
@@ -233,7 +233,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return self.sens
 
     def update(self, gradients: list[Gradient]) -> Any:
-        """Apply unscaled gradients. The loss scale decides whether a step that overflows is skipped.
+        """Apply unscaled gradients. The `LossScale` object decides whether a step that overflows is skipped.
 
         Args:
             gradients: one gradient for each of `weights`.

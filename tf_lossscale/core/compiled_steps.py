@@ -82,7 +82,7 @@ class CompiledSteps:
     def _traced(
         self, key: tuple[Any, ...], reads: Any, function: Callable[..., Any], arguments: Any, ignored: Sequence[str]
     ) -> Any:
-        """Trace a function. If tracing fails, or if each call sets Python attributes, return None."""
+        """Trace a function. Return None if tracing fails, or if tracing changes any of the constants in the key."""
         with constants.put_back(reads):
             try:
                 traced = _with_xla(function).get_concrete_function(*arguments)
@@ -96,8 +96,8 @@ class CompiledSteps:
                 return None
         if after == key:
             return traced
-        # If the key is longer after tracing, tracing has filled a cache, and the next trace may succeed. Nothing is
-        # logged in this case.
+        # If the key is longer after tracing, the function has filled a cache. The step that now runs without XLA fills
+        # the cache too, so the next trace may succeed. Nothing is logged in this case.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None

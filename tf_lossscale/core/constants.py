@@ -1,5 +1,7 @@
-"""Builds hashable keys from the Python constants that tracing embeds in a graph. Undoes changes to objects by
-tracing."""
+"""Builds hashable keys from the Python constants that tracing embeds in a graph.
+
+It also undoes the changes that tracing makes to objects.
+"""
 
 from __future__ import annotations
 

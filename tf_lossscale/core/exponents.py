@@ -48,7 +48,7 @@ class Exponents(Variables):
             # A list with an item for each table of counts. An item is a tuple of variable names, one for each row of
             # the table.
             _tables=[],
-            # Maps the number of each replica to cached values of `steps` and `following`. The cache is used only while
+            # Maps each replica's index to cached values of `steps` and `following`. The cache is used only while
             # no graph can change these variables.
             _known={},
             _in_graphs=False,
@@ -115,7 +115,7 @@ class Exponents(Variables):
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Count the gradients of the next step, even if its turn has not come yet."""
+        """Count the gradients of the next step, even if the interval has not passed yet."""
         # Before the first step, the variable does not exist. The gradients of the first step are counted in any case.
         if "following" not in self._all():
             return

@@ -28,8 +28,8 @@ def scaled_inside(
         unscale: a function that divides the variables' gradients by the scale.
 
     Returns:
-        A function with the arguments and the results of `loss_fn`. Parts of a tuple other than the loss have no
-        gradients.
+        A function that takes the same arguments and returns the same results as `loss_fn`. Parts of a tuple other than
+        the loss have no gradients.
 
     Raises:
         TypeError: `loss_fn` returned neither a loss nor a tuple that begins with a loss. The new function raises this
@@ -70,8 +70,9 @@ def _loss_of(result: Any) -> tf.Tensor:
         loss = None
     if loss is None or not loss.dtype.is_floating:
         raise TypeError(
-            "`loss_fn` must return the loss, a floating-point tensor, or a tuple that begins with the loss, but "
-            f"returned: {result!r}. Add up several losses. Return further results in a tuple, not in a list."
+            "`loss_fn` must return the loss (a floating-point tensor) or a tuple that begins with the loss, but "
+            f"returned: {result!r}. If there are several losses, add them up. Return further results in a tuple, not "
+            "in a list."
         )
     return loss
 

@@ -19,7 +19,7 @@ _ORIGIN = "_origin_in_tf_lossscale"
 
 
 def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Note that a loss was multiplied by a loss scale.
+    """Mark a loss as multiplied by a loss scale.
 
     >>> loss, scale = tf.constant(1.0), tf.Module()
     >>> note_scaled_loss(loss, scale)
@@ -35,7 +35,7 @@ def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
 
 
 def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
-    """Return whether any part of a loss is noted as multiplied by this loss scale.
+    """Return whether any part of a loss is marked as multiplied by this loss scale.
 
     Args:
         loss: a nested structure of tensors; other objects have no notes.
@@ -45,7 +45,7 @@ def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
 
 
 def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[Any] = ()) -> None:
-    """Note that gradients were divided by a loss scale.
+    """Mark gradients as divided by a loss scale.
 
     >>> gradient, scale = tf.constant(1.0), tf.Module()
     >>> note_unscaled([gradient, None], scale)
@@ -55,7 +55,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
     Args:
         gradients: tensors, IndexedSlices or None.
         loss_scale: the loss scale.
-        scaled: the gradients before the division. This function notes that they are scaled.
+        scaled: the gradients before the division. This function marks them as scaled.
     """
     for gradient in gradients:
         if gradient is not None:
@@ -66,7 +66,7 @@ def note_unscaled(gradients: Iterable[Any], loss_scale: Any, scaled: Iterable[An
 
 
 def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
-    """Return whether any of the gradients, and whether all of them, are noted as divided by a loss scale.
+    """Return whether any of the gradients is marked as divided by a loss scale, and whether all of them are.
 
     Args:
         gradients: tensors, IndexedSlices or None. None is ignored.
@@ -79,12 +79,12 @@ def any_and_all_unscaled(gradients: Iterable[Any]) -> tuple[bool, bool]:
 
 
 def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
-    """Return whether any of the gradients is noted as divided by this loss scale."""
+    """Return whether any of the gradients is marked as divided by this loss scale."""
     return any(_refers_to(loss_scale, gradient, _UNSCALED_BY) for gradient in gradients)
 
 
 def is_scaled(gradient: Any) -> bool:
-    """Return whether a gradient was passed to `get_unscaled_gradients`, and is therefore still scaled."""
+    """Return whether a gradient is marked as scaled, because it was passed to `get_unscaled_gradients`."""
     return hasattr(gradient, _SCALED)
 
 

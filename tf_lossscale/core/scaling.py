@@ -73,7 +73,7 @@ def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
     Float16 and bfloat16 values are divided in float32. Multiplication by the reciprocal of the scale is guaranteed to
     give the same bits only if the scale is a power of two up to 2**126. For larger scales the reciprocal is subnormal,
-    and kernels treat it as zero. In float16 the reciprocal is zero for scales from 2**25 on.
+    and kernels treat it as zero. In float16 the reciprocal is zero for scales of 2**25 and above.
 
     >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
     1.0

@@ -157,8 +157,7 @@ class LossScale(Variables):
 
     @property
     def lowest(self) -> float | None:
-        """The lower bound of the scale, as a float. A long run of skipped steps at this bound is reported, unless it is
-        None."""
+        """The lower bound of the scale, as a float. If it is None, long runs of skipped steps are not reported."""
         return None
 
     def stall_reported(self, action: Any) -> tf.Variable:
@@ -263,11 +262,11 @@ class DynamicLossScale(LossScale):
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
     good_steps = LazyVariable(0, tf.int64)
-    """The number of finite steps since the scale last moved, as an int64 scalar variable."""
+    """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
 
     @property
     def bad_steps(self) -> tf.Variable | None:
-        """The number of overflows since the scale last changed, as an int64 variable, or None if `hysteresis` is 1."""
+        """The number of overflows counted towards `hysteresis`, an int64 variable, or None if `hysteresis` is 1."""
         return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
 
     @property

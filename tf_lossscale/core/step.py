@@ -61,7 +61,7 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Update what changes in the optimizer even if a step is skipped, for example its step count.
+        """Update the optimizer's state that changes even if a step is skipped, for example the step count.
 
         This method is called in a cross-replica context if there is one.
         """

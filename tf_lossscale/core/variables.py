@@ -54,7 +54,7 @@ class Variables(tf.Module):
             dtype: the variable's dtype.
             tracked: whether checkpoints include the variable.
             aggregation: if given, each replica writes its own value, and a read outside of the replicas combines the
-                values with this aggregation. By default all replicas write the same value together.
+                values with this aggregation. By default the variable has the same value on all replicas.
 
         Returns:
             A non-trainable variable.
@@ -139,7 +139,8 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each variable that exists in a TF1 graph, and later with each new variable.
+    """Call a function with each variable that `Variables` objects have created in TF1 graphs, and later with each
+    variable that they create there.
 
     A library with its own session, such as Keras 2, must know these variables in order to initialize them.
 

@@ -16,7 +16,7 @@ def layers_of(layer: Any) -> Any:
     'tf_lossscale.layers.keras3'
 
     Args:
-        layer: a Keras 3 or tf_keras layer, including layers of user-defined classes.
+        layer: a Keras 3 or tf_keras layer; its class may be user-defined.
 
     Returns:
         The module `tf_lossscale.layers.keras3` or `tf_lossscale.layers.tf_keras`.

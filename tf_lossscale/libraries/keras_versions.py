@@ -51,7 +51,7 @@ def keras_3(module: str = "") -> Any:
             a package alongside which Keras 3 cannot be imported.
     """
     if package_of_keras_2() == "keras":
-        raise ImportError("This needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
+        raise ImportError("This feature needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
     if not _is_replaced():
         return optional.load(_dotted("keras", module), "")
     return functools.reduce(_submodule, filter(None, module.split(".")), _replaced())
@@ -73,7 +73,7 @@ def _replaced() -> Any:
         return importlib.import_module("keras")
     except ImportError as error:
         raise ImportError(
-            f"This needs Keras 3, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
+            f"This feature needs Keras 3, but `sys.modules['keras']` is {replacement.__name__}, and Keras 3 cannot be "
             "imported alongside it. Import tf_lossscale before `sys.modules['keras']` is replaced, or use "
             "tf_keras optimizers."
         ) from error

@@ -32,4 +32,4 @@ def load(module: str, extra: str) -> Any:
         remedy = f"Install it: pip install {library}"
         if extra:
             remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"
-        raise ImportError(f"This needs {library}, which is not installed. {remedy}") from error
+        raise ImportError(f"This feature needs {library}, which is not installed. {remedy}") from error

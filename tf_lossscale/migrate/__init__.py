@@ -1,4 +1,4 @@
-"""Moves source code, checkpoints and models from old optimizers to current ones.
+"""Migrates source code, checkpoints and models from old optimizers to current ones.
 
 `codemod` rewrites source code. `checkpoints` reads, restores and converts checkpoints and saved models.
 """

@@ -68,7 +68,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     ):
         super().__init__()
         if update_freq != "epoch":
-            remedy = 'Pass "epoch", or after how many batches to read.'
+            remedy = 'Pass "epoch", or the number of batches from one reading to the next.'
             self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
             # Keras waits for each batch if a callback has an `on_train_batch_end` method, so this callback has the
             # method only if `update_freq` is a number.

@@ -201,7 +201,7 @@ def _mark_ranges(axis: Any, low: int, high: int, along: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> list[float]:
-    """Return the edges of the heat map's columns. Edges are halfway between two steps, and at least 0.5.
+    """Return the heat map's column edges. Inner edges are halfway between steps; the first edge is at least 0.5.
 
     >>> _edges([1, 11, 21])
     [0.5, 6.0, 16.0, 26.0]

@@ -15,8 +15,8 @@ from tf_lossscale.monitoring.exponent_plot import draw_steps, draw_variables, es
 from tf_lossscale.precision import records
 from tf_lossscale.precision.counts import ExponentCounts
 
-# Maps the tag of each curve's scalars to the label of the curve's axis.
-_LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "skipped steps, in all"}
+# Maps the tag of each plotted scalar to the label of its axis.
+_LABELS = {"loss_scale": "loss scale", "loss": "loss", "skipped_steps": "total skipped steps"}
 Series = list[tuple[int, float]]
 
 
@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "folder with TensorBoard's event files, or with the exponents.jsonl of LossScaleMonitor or probe"
     parser.add_argument("logdir", type=pathlib.Path, metavar="LOGDIR", help=what)
     what = (
-        "picture to write, .png or .svg (default: LOGDIR/loss_scale.png); those of exponents are written beside it, as "
-        "loss_scale_exponents.png and loss_scale_exponents_by_step.png"
+        "picture to write, .png or .svg (default: LOGDIR/loss_scale.png); the pictures of exponents are written to the "
+        "same folder, as loss_scale_exponents.png and loss_scale_exponents_by_step.png"
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help=what)
     what = "step whose exponents are drawn (default: the last step with counts)"
     parser.add_argument("--step", type=int, metavar="N", help=what)
-    parser.add_argument("--force", action="store_true", help="write over pictures that are there already")
+    parser.add_argument("--force", action="store_true", help="overwrite existing pictures")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Map each picture's path to the function that draws the picture, and to the names of the runs in it."""
+    """Return a dict from each picture's path to the function that draws it and the names of the runs in it."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     options = "%(prog)s [-h] [--every N] [--out FOLDER]"
     parser.usage = f"{options} SCRIPT [ARG ...]\n       {options} -m MODULE [ARG ...]"
-    what = "count gradients in one of N steps; the report is about the last count (default: %(default)s)"
+    what = "count the gradients in one of every N steps; the report shows the last count (default: %(default)s)"
     parser.add_argument("--every", type=option_types.whole_number(1), default=_EVERY, metavar="N", help=what)
     what = "folder to write the counts to, for tf-lossscale plot"
     parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help=what)

@@ -151,7 +151,7 @@ class Probe:
             variables = [*args[1:2], *(kwargs[name] for name in _SECOND if name in kwargs)]
             named = [name for name in _FIRST if name in kwargs]
             if not args and not named:
-                # The gradients are missing, so the optimizer raises an error.
+                # The call passes no gradients. Let the optimizer raise its own error.
                 return method(*args, **kwargs)
             given = list(args[0] if args else kwargs.pop(named[0]))
             # Pass the list to the optimizer, because the original argument may be an iterator that is now exhausted.

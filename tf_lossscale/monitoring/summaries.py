@@ -19,8 +19,8 @@ def write_summary(optimizer: LossScaleOptimizer, step: Scalar | None = None, los
     """Write the scalars `loss_scale` and `skipped_steps`, and the loss if it is passed.
 
     If the optimizer has `diagnose=True`, the scalar `grad_norm` is written as well. If it has `diagnose="exponents"`, a
-    histogram of exponents is written for each variable, but only in eager mode and only if the last step counted its
-    gradients.
+    histogram of exponents is written for each variable, but only in eager mode and only if the gradients of the last
+    step were counted.
 
     Call the function in custom loops, in eager mode or in a `tf.function`. It writes to the default `tf.summary`
     writer, and respects `tf.summary.record_if`.

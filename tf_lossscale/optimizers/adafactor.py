@@ -29,7 +29,8 @@ def _option(name: str) -> property:
                 value = 0.0
             self._set_for_all(name, value)
 
-    return property(read, write, doc=f"`{name}` of the first group; setting it sets all groups without their own.")
+    doc = f"The first group's `{name}`. Setting it also changes the groups that have no `{name}` of their own."
+    return property(read, write, doc=doc)
 
 
 class AdafactorBase(hooks.Hooked):
@@ -253,7 +254,7 @@ class AdafactorBase(hooks.Hooked):
     lr = property(
         lambda self: self.learning_rate,
         lambda self, value: setattr(self, "learning_rate", value),
-        doc="The first group's learning rate, by PyTorch's name.",
+        doc="The first group's learning rate, under PyTorch's name for it.",
     )
 
     # Called by Keras. -------------------------------------------------------------------------------------------
@@ -327,7 +328,10 @@ class AdafactorBase(hooks.Hooked):
         return tf.gather(steps.read_value(), indices)
 
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Split the indices of `members` into batches. With `foreach`, a batch has variables of one shape and dtype."""
+        """Split the indices of `members` into batches.
+
+        With `foreach`, all variables in a batch have the same shape and dtype.
+        """
         if not group["foreach"]:
             return [[i] for i in range(len(members))]
         batches: dict[Any, list[int]] = {}

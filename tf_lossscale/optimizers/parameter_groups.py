@@ -151,7 +151,8 @@ def one_group(group: Any) -> dict[str, Any]:
     if len(once) < len(variables):
         if names is not None:
             raise ValueError(
-                f"A parameter group contains one parameter under two names: {names}. Pass the parameter once."
+                "A parameter group contains the same parameter more than once. The names in the group are: "
+                f"{names}. Pass the parameter once."
             )
         warnings.warn("A parameter group contains a parameter twice; it is updated once.", stacklevel=4)
     entries = {**group, "params": once}

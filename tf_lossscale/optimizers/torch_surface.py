@@ -62,10 +62,10 @@ class TorchSurface(AdafactorBase):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters with their gradients, and call the step hooks.
 
-        The closure is called first. Then each variable's gradient is read from its `grad` attribute. If no variable has
-        this attribute, the gradients of the closure's loss are computed instead. A variable whose gradient is None does
-        not change, and neither does its state. A gradient of zeros does update the state: the second moments decay, and
-        with a `weight_decay` the variable decays as well.
+        The closure is called first. Then each variable's gradient is read from its `grad` attribute. If `grad` is
+        missing or None for every variable, the gradients of the closure's loss are computed instead. A variable whose
+        gradient is None does not change, and neither does its state. A gradient of zeros does update the state: the
+        second moments decay, and with a `weight_decay` the variable decays as well.
 
         >>> from tf_lossscale.optimizers import Adafactor
         >>> weight = tf.Variable([4.0])
@@ -126,9 +126,9 @@ class TorchSurface(AdafactorBase):
         {'step': (), 'row_var': (2, 1), 'col_var': (1, 3)}
 
         Returns:
-            A dict. Parameters are numbered across all groups. "state" maps the number of each parameter that was
-            updated to the parameter's state. "param_groups" contains the groups, with these numbers as "params". Hooks
-            can replace the dict.
+            A dict. Parameters are numbered across all groups. The keys of "state" are the numbers of the parameters
+            that have been updated; its values are the states of these parameters. "param_groups" contains the groups,
+            with these numbers as "params". Hooks can replace the dict.
         """
         for hook in self._hooks["state_dict_pre"]:
             hook(self)
@@ -155,8 +155,8 @@ class TorchSurface(AdafactorBase):
         return np.array(self._tensor_variable(variable).numpy())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict that was saved by this class or by PyTorch's Adafactor, with PyTorch tensors or NumPy
-        arrays.
+        """Load a state dict that was saved by this class or by PyTorch's Adafactor. Its values may be NumPy arrays or
+        PyTorch tensors.
 
         A training run that began in PyTorch can be continued this way. The optimizer's `iterations`, which learning
         rate schedules read, is set to the largest "step" in the state dict.

@@ -382,7 +382,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(good, tmp_path, capsys):
     (out / "thesis.tex").write_text("all of it")
     code, printed = convert(good, "keras3", out, capsys)
     assert (code, printed.out) == (2, "")
-    assert "new: the folder exists and is not empty. Pass a folder that does not exist." in printed.err
+    assert "new: this path is not an empty folder. Pass a folder that does not exist." in printed.err
     assert [(each.name, each.read_text()) for each in out.iterdir()] == [("thesis.tex", "all of it")]
     (out / "thesis.tex").unlink()
     assert convert(good, "keras3", out, capsys)[0] == 0
@@ -420,8 +420,8 @@ def of_an_unknown_class(good, tmp_path):
 
 WRONG = {
     without_an_optimizer: "weights: the file has no optimizer, only 1 variables",
-    cut_short: r"old.data-00000-of-00001: the variables need \d+ bytes, but the data files have \d+, so",
-    with_other_bytes: r"old: the variable \S+ cannot be read, because the file is cut short or damaged",
+    cut_short: r"old.data-00000-of-00001: the variables need \d+ bytes, but the data files contain only \d+, so",
+    with_other_bytes: r"old: the variable \S+ cannot be read, because the file is truncated or damaged",
     of_an_unknown_class: "because the file does not name the class of optimizer. Construct the optimizer in code",
 }
 
@@ -460,7 +460,9 @@ def test_what_stops_the_writing_leaves_nothing_behind(good, tmp_path, capsys, mo
     assert code == (130 if isinstance(stops, KeyboardInterrupt) else 2)
     assert printed.out == ""
     if code == 2:
-        message = f"{tmp_path / 'new'}: cannot write the folder (No space left on device). Nothing was changed.\n"
+        message = (
+            f"{tmp_path / 'new'}: cannot write a checkpoint here (No space left on device). Nothing was changed.\n"
+        )
         assert printed.err == f"tf-lossscale convert: {message}"
     assert os.listdir(tmp_path) == ["old"]
 
@@ -489,6 +491,6 @@ def test_files_of_tensorflow_1_need_the_learning_rate(checkpoints, tmp_path, cap
     path = checkpoints / "tf1.15.5_mpls_momentum_saver" / "ckpt"
     code, printed = convert(path, "keras3", tmp_path / "new", capsys)
     assert code == 2
-    assert "the file does not have the learning rate" in printed.err
+    assert "the file does not contain the learning rate" in printed.err
     assert "--learning-rate" in printed.err
     assert os.listdir(tmp_path) == []

@@ -110,7 +110,7 @@ def changed(saved, tmp_path, change):
 def test_a_file_names_no_other_thing_to_call_than_an_optimizer_class(saved, tmp_path, capsys, name, to):
     path = changed(saved, tmp_path, lambda config: config["inner_optimizer"].update(class_name=name))
     assert cli.main(["convert", str(path), "--to", to, "--out", str(tmp_path / "out")]) == 2
-    assert f"is of class {name!r}, which is none of SGD, Adam" in capsys.readouterr().err
+    assert f"is of class {name!r}, which is not one of SGD, Adam" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

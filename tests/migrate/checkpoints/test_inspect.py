@@ -212,7 +212,7 @@ WRONG = {
     without_data: "ckpt.data-00000-of-00001: this file of the checkpoint is missing",
     without_index: "ckpt.index: this file of the checkpoint is missing",
     with_brackets: "ckpt[best]: TensorFlow cannot read this checkpoint, because it interprets the brackets",
-    damaged_state: ": the file `checkpoint` cannot be read, because the file is cut short or damaged",
+    damaged_state: ": the file `checkpoint` cannot be read, because the file is truncated or damaged",
 }
 
 
@@ -262,8 +262,8 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(checkpoints, tmp_pat
         assert printed.out == ""
         assert str(copy) in printed.err, length
         assert (
-            "cannot be read, because the file is cut short or damaged" in printed.err
-            or "is cut short" in printed.err
+            "cannot be read, because the file is truncated or damaged" in printed.err
+            or "is truncated" in printed.err
             or ("the file is neither a checkpoint nor a .keras or .h5 model" in printed.err)
         ), printed.err
 

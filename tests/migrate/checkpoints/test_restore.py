@@ -341,7 +341,7 @@ MISTAKES = {
     "another model": (
         lambda: tf.keras.optimizers.Adam(),
         lambda _: [tf.Variable(0.0, name="a")],
-        r"neither by name nor by order and shape. The file has: .*Given: a \(\)",
+        r"neither by name nor by order and shape. The file has: .*`variables` has: a \(\)",
     ),
 }
 

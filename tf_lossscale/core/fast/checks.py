@@ -123,7 +123,8 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
         # If float16 values are added one after another, rounding at most doubles the sum of their absolute values. The
-        # bound for a parallel sum is slightly higher. A limit of a quarter of the float16 maximum is therefore safe.
+        # bound for a parallel sum is slightly higher. Sums of rows therefore cannot overflow if the absolute values add
+        # up to at most a quarter of the float16 maximum.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
     # If the sum of squares is finite, all absolute values are below 3e19, so the sums of rows with the same index are
     # also finite.

@@ -61,7 +61,7 @@ def convert(
     Args:
         path: a checkpoint or saved model of any kind that `read` accepts.
         to: the library of the new optimizers, `"keras3"` or `"tf_keras"`.
-        out: the folder to write. If it exists, it must be empty.
+        out: the folder to write the checkpoint to. If it exists, it must be empty.
         learning_rate: the learning rate of the new optimizers. If None, it is read from the file. It is required for
             TensorFlow 1 optimizers, whose files do not contain it.
 
@@ -69,9 +69,9 @@ def convert(
         A `Converted` object for each optimizer in the file.
 
     Raises:
-        FileExistsError: the folder `out` is not empty.
+        FileExistsError: `out` exists and is not an empty folder.
         FileNotFoundError: there is no file at `path`.
-        OSError: the folder `out` cannot be written; nothing was changed.
+        OSError: the checkpoint cannot be written to `out`; nothing was changed.
         ValueError: the file is damaged, its optimizer has no equivalent in the new library, or the learning rate is
             neither passed nor in the file.
     """
@@ -79,7 +79,7 @@ def convert(
         errors.positive_number("learning_rate", learning_rate, "Pass the learning rate with which training continues.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder}: the folder exists and is not empty. Pass a folder that does not exist.")
+        raise FileExistsError(f"{folder}: this path is not an empty folder. Pass a folder that does not exist.")
     file = read(path)
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
@@ -89,7 +89,7 @@ def convert(
     try:
         _write(folder, _tree(file, parts, family))
     except OSError as error:
-        raise OSError(f"{folder}: cannot write the folder ({error}). Nothing was changed.") from error
+        raise OSError(f"{folder}: cannot write a checkpoint here ({error}). Nothing was changed.") from error
     return converted
 
 
@@ -130,8 +130,8 @@ def _optimizer(file: File, saved: Optimizer, options: dict[str, Any], family: An
     # The class name is read from an untrusted file, so only known optimizer classes are called.
     cls = getattr(library, saved.name, None) if saved.name in slots.ATTRIBUTES else None
     if cls is None:
-        part = saved.path or "its optimizer"
-        why = f"{part} is of class {saved.name!r}, which is none of {', '.join(slots.ATTRIBUTES)}"
+        part = saved.path or "the optimizer"
+        why = f"{part} is of class {saved.name!r}, which is not one of {', '.join(slots.ATTRIBUTES)}"
         if not saved.name:
             why = f"the file does not name the class of {part}"
         raise ValueError(
@@ -140,7 +140,7 @@ def _optimizer(file: File, saved: Optimizer, options: dict[str, Any], family: An
         )
     if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
-            f"{file.path}: the file does not have the learning rate, which the new checkpoint must have. Pass it as "
+            f"{file.path}: the file does not contain the learning rate, and the new checkpoint needs it. Pass it as "
             "--learning-rate."
         )
     taken = inspect.signature(cls).parameters

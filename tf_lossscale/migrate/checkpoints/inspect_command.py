@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ImportError: an optional library is missing.
-        OSError: a file cannot be read or written.
+        OSError: the file cannot be read.
         ValueError: the file is damaged or has an unknown format.
     """
     from tf_lossscale.migrate.checkpoints.read import read
@@ -155,7 +155,7 @@ def _two_columns(rows: list[tuple[str, str]]) -> Any:
 
 
 def _variables(file: File) -> Any:
-    """Return a table of the variables and their slots. Slots of unknown variables have rows of their own."""
+    """Return a table of the variables and their slots. A slot whose variable is unknown has its own row."""
     table = optional.load("rich.table", "migrate").Table(box=None, pad_edge=False, header_style="")
     for column in ("variable", "shape", "dtype", "slots"):
         table.add_column(column, overflow="fold")

@@ -120,8 +120,8 @@ def _h5(path: str, source: Any) -> Any:
                 waiting.append(item)
             elif item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 raise UnreadableError(
-                    f"{path}: {group.name.rstrip('/')}/{name} is a link or refers to another file, which Keras never "
-                    "writes. Nothing was read. Get a new copy of the file from its author."
+                    f"{path}: {group.name.rstrip('/')}/{name} is a link or refers to another file. Keras never "
+                    "writes such an entry, so nothing was read. Get a new copy of the file from its author."
                 )
     return file
 
@@ -225,7 +225,8 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
         return _without_keras_3s_wrapper(optimizer, stored)
     if optimizer.family == "tf_keras" and _STATE in _inner_config(config):
         # This file was written with tf_lossscale. Its last variables are the loss scale, the counter and, with
-        # hysteresis, the number of overflows. `_of_config` has already read their values from the config.
+        # hysteresis, the number of overflows. `_of_config` has already read the loss scale and the counter from the
+        # config.
         rules = Rules(**{name: config["config"][name] for name in KEYWORDS if name in config["config"]})
         return stored[: -3 if rules.counts_overflows else -2]
     return stored

@@ -36,8 +36,8 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     matched = _by_names(file.variables, variables) or _by_order(file.variables, variables)
     if matched is None:
         raise ValueError(
-            f"{file.path}: `variables` match the file's variables neither by name nor by order and shape. The file "
-            f"has: {_listed([(t.path, t.shape) for t in file.variables])}. Given: "
+            f"{file.path}: `variables` matches the file's variables neither by name nor by order and shape. The file "
+            f"has: {_listed([(t.path, t.shape) for t in file.variables])}. `variables` has: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
     return list(zip(matched, variables))
@@ -54,7 +54,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield the tensor of each slot together with the trained variable, which is None if it is unknown.
+    """Yield each slot's tensor together with the variable that it belongs to, or with None if that variable is unknown.
 
     Args:
         slots: all slots with the same name, such as "momentum": one for each trained variable.

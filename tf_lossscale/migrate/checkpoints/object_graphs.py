@@ -29,7 +29,7 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     Raises:
         ValueError: the file is damaged.
     """
-    with explaining_damage(path, "the graph of its objects"):
+    with explaining_damage(path, "its object graph"):
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
         tensors = graph.variables()

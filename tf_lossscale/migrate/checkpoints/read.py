@@ -40,7 +40,7 @@ def read(path: str | os.PathLike[str]) -> File:
         ValueError: the file is damaged or of an unknown kind. The message names the file and the damaged part.
     """
     given = os.fspath(path)
-    with explaining_damage(given, "what it holds"):
+    with explaining_damage(given, "its content"):
         return _read(given)
 
 
@@ -55,7 +55,7 @@ def _read(given: str) -> File:
         # `keras_files` imports TensorFlow, which is slow, so it is imported only for Keras files.
         from tf_lossscale.migrate.checkpoints import keras_files
 
-        with explaining_damage(given, "its beginning"), path.open("rb") as file:
+        with explaining_damage(given, "its header"), path.open("rb") as file:
             begin = file.read(8)
         if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(path):
             return keras_files.read_archive(given)
@@ -64,7 +64,7 @@ def _read(given: str) -> File:
         if not pathlib.Path(f"{given}.index").exists():
             raise UnreadableError(
                 f"{given}: the file is neither a checkpoint nor a .keras or .h5 model, or it is damaged. For a "
-                "tf.train.Checkpoint pass the prefix, without .index or .data."
+                "tf.train.Checkpoint, pass the prefix, without .index or .data."
             )
     return _checkpoint(prefix)
 
@@ -111,7 +111,7 @@ def _checkpoint(prefix: str) -> File:
     if not pathlib.Path(f"{prefix}.index").exists():
         if shards:
             raise FileNotFoundError(
-                f"{prefix}.index: this file of the checkpoint is missing, and its data cannot be read without it."
+                f"{prefix}.index: this file of the checkpoint is missing, and the data files cannot be read without it."
             )
         raise FileNotFoundError(f"{prefix}: there is no such file, folder or checkpoint.")
     if not tf.io.gfile.glob(f"{prefix}.index"):
@@ -153,8 +153,8 @@ def _require_complete(
     there = sum(shard.stat().st_size for shard in shards)
     if there < needed:
         raise UnreadableError(
-            f"{shards[-1]}: the variables need {needed} bytes, but the data files have {there}, so one of them "
-            "is cut short. Use another copy of the checkpoint."
+            f"{shards[-1]}: the variables need {needed} bytes, but the data files contain only {there}, so at "
+            "least one of them is truncated. Use another copy of the checkpoint."
         )
 
 

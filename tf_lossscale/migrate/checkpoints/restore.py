@@ -223,7 +223,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """Return pairs of an optimizer's variable and its new value, for all slots and moving averages."""
+    """Return (optimizer variable, new value) pairs for all slots and moving averages."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:

@@ -68,15 +68,15 @@ class Optimizer:
     family: str
     #: The name of the class, for example "Adam", or None if unknown.
     name: str | None
-    #: The class name of the wrapper around the optimizer, or None if it was not wrapped.
+    #: The wrapper around the optimizer, as `tf-lossscale inspect` shows it, or None if the optimizer was not wrapped.
     wrapper: str | None = None
     iterations: int | None = None
     scale: float | None = None
     counter: int | None = None
     learning_rate: float | None = None
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: Maps each slot name, for example "momentum", to the slots of all trained variables. The names are TensorFlow 2's,
-    #: or those in the file if the class is unknown.
+    #: Maps each slot name, for example "momentum", to the slots of all trained variables. These are the slot names that
+    #: TensorFlow 2 uses, or the names in the file if the optimizer's class is unknown.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
     powers: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -128,7 +128,7 @@ def explaining_damage(path: str, part: str) -> Iterator[None]:
     ...         raise EOFError("no closing bracket")
     ... except UnreadableError as error:
     ...     print(str(error)[:67])
-    model.keras: config.json cannot be read, because the file is cut sh
+    model.keras: config.json cannot be read, because the file is trunca
 
     Args:
         path: the file.
@@ -141,9 +141,9 @@ def explaining_damage(path: str, part: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, PermissionError, UnreadableError):
         raise
-    # The type of the error depends on the library and on the damaged byte.
+    # The type of the error depends on the library and on which byte of the file is damaged.
     except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnreadableError(
-            f"{path}: {part} cannot be read, because the file is cut short or damaged ({why}). Use another copy of it."
+            f"{path}: {part} cannot be read, because the file is truncated or damaged ({why}). Use another copy."
         ) from error

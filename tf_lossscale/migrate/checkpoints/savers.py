@@ -46,7 +46,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
 
 def last_part(name: str) -> str:
-    """Return a variable's name without its scopes and without a number at its end.
+    """Return a variable's name without name scopes and without a numeric suffix such as `_1`.
 
     >>> last_part("cond_1/beta1_power")
     'beta1_power'

@@ -20,7 +20,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
     "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
 }
-# Maps each slot that an optimizer creates only if an argument is set to the name of this argument.
+# Maps the name of each optional slot to the name of the argument that makes an optimizer create this slot.
 OPTIONAL = {"momentum": "momentum", "mg": "centered", "vhat": "amsgrad"}
 
 # Maps each optimizer class in `tf.compat.v1.train` to the possible lists of its slots. Files written by
@@ -168,7 +168,7 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(saved: str | None, wanted: str) -> bool:
-    """Return whether two classes have the same slots. An unknown class fits every class.
+    """Return whether class `wanted` can take over the slots of class `saved`. An unknown class fits every class.
 
     >>> fits("Adam", "AdamW"), fits("Adam", "SGD"), fits(None, "SGD")
     (True, False, True)

@@ -1,6 +1,6 @@
 """Translates the arguments of old loss scaling classes into arguments of LossScaleOptimizer.
 
-Each function in this module returns None if it cannot prove that the new arguments mean the same as the old ones.
+`scale_arguments` returns None if it cannot prove that the new arguments mean the same as the old ones.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def scale_arguments(
         kind: the loss scale class that the expression instantiates: "FixedLossScale", "DynamicLossScale" or None.
 
     Returns:
-        The new arguments, and the nodes of the expression that do not occur in the new arguments. If the equivalent
-        arguments are known only at run time, the result is None.
+        The new arguments, and the nodes of the expression that do not occur in the new arguments. The result is None if
+        the code does not show which arguments are equivalent, for example because they depend on a value that is known
+        only at run time.
     """
     if text(expression) == "dynamic":
         return [], []

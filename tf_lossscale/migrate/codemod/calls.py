@@ -1,4 +1,4 @@
-"""Determines how calls to old wrapper classes are rewritten, and what kinds of objects expressions evaluate to."""
+"""Determines how to rewrite calls to old wrapper classes, and which kinds of objects an expression may evaluate to."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Calls(Resolver):
         value = call.args[scale].value
         is_read = isinstance(value, cst.Attribute) and value.attr.value in ("loss_scale", "_loss_scale")
         if is_read and self.kinds(value.value) & {WRAPPER, WRAPPER_WITH_OLD_ARGUMENTS, LEFT}:
-            raise Unprovable("two wrappers share one loss scale. Give both of them a tf_lossscale.SharedLossScale")
+            raise Unprovable("two wrappers share one loss scale. Pass one tf_lossscale.SharedLossScale to both of them")
         if self._literals(value) <= {"True", "dynamic"}:
             value = cst.SimpleString("'dynamic'")
         converted = scale_arguments(value, self.loss_scale_class(value))
@@ -184,15 +184,15 @@ class Calls(Resolver):
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls that pass an optimizer to a Keras model's `compile` method, excluding calls to `re.compile`."""
+        """The calls that pass an optimizer to a `compile` method, except calls to functions such as `re.compile`."""
         calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
         """Return why `compile` may have created an optimizer. Return None if no file calls `compile`.
 
-        If `calls` is not empty, the reason names the first of these calls. Otherwise it names the other files that call
-        `compile`.
+        If `calls` is not empty, the reason is the first of these calls. Otherwise, the reason is that another file
+        calls or may call `compile`.
         """
         if calls:
             return f"Suspected because of compile() in line {self.start(calls[0])[0]}."

@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     reports = list(progress)
     console = optional.load("rich.console", "migrate").Console(stderr=True, highlight=False, soft_wrap=True)
-    # The findings are printed before any file is changed. Otherwise a run that is killed could leave changed files
-    # whose messages the user has not seen.
+    # The findings are printed before any file is changed. Otherwise, a run that is killed could leave behind changed
+    # files without ever having shown the findings for them.
     _print_findings(reports, console)
     if arguments.write:
         lost = repositories.without_committed_version([r.path for r in reports if r.status == report.CHANGED])

@@ -123,7 +123,8 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[finished:], jobs):
             finished += 1
             yield result
-        # An item killed its process. It may be the first of the remaining items, so this item now runs alone.
+        # An item killed its process, but it is not known which one. The first of the remaining items now runs alone,
+        # because it may be the one.
         if finished < len(items):
             yield next(_until_one_dies(function, items[finished : finished + 1], 1), None)
             finished += 1

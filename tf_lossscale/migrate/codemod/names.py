@@ -19,8 +19,8 @@ POLICIES = f"{table.LEGACY_MODULE}.experimental"
 # The top-level packages that contain old names. An import of such a package never refers to a file of the project.
 LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
 
-# Pairs of a prefix of dotted names and the prefix that replaces it in the canonical form. Replacements are repeated
-# until no prefix matches.
+# Pairs (prefix, replacement). The canonical form of a dotted name is found by replacing its prefix until no prefix in
+# this table matches.
 _ROOTS = (
     ("tensorflow_core.", "tensorflow."),
     ("tensorflow.compat.v1.", "tensorflow."),
@@ -96,8 +96,8 @@ HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
 # Most old names contain one of these substrings.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# A file is parsed only if it contains one of these words: `_PARTS`, the old names that contain none of `_PARTS`, and
-# `TODO(tf-lossscale)`, with which earlier runs of the codemod began their comments.
+# The text search selects a file for parsing if it contains one of these words: `_PARTS`, old names that contain none of
+# `_PARTS`, and `TODO(tf-lossscale)`, which marks the comments that earlier runs of the codemod added.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",

@@ -63,7 +63,7 @@ class ObjectPlanner(Visitor):
                 self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
-        """Return why `compile` may have created the optimizer, or None if it only ever gets wrapped optimizers."""
+        """Return why `compile` may have created the optimizer, or None if nothing suggests this."""
         compiled = self._module.compiled
         bare = [call for call in compiled if self._module.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         train_step = methods(self._module.enclosing(node, cst.ClassDef)).get("train_step")
@@ -84,7 +84,7 @@ class ObjectPlanner(Visitor):
             self._suspect(node, node.value, f"has no {node.attr.value}")
 
     def _is_hook_of_wrapper(self, node: cst.Attribute) -> bool:
-        """Return whether a private method belongs to a wrapper, or is inherited from one by a subclass."""
+        """Return whether an attribute is a private method of a wrapper or is inherited from a wrapper class."""
         owner = self._module.enclosing(node, cst.ClassDef)
         is_inherited = code(node.value) == "self" and node.attr.value not in methods(owner)
         if m.matches(node.value, m.Call(m.Name("super"))) or is_inherited:
@@ -147,7 +147,7 @@ class ObjectPlanner(Visitor):
         return any_compiled
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file passes a wrapper to the function that has the parameter."""
+        """Return whether a call in this file passes a wrapper to the function to which a parameter belongs."""
         function = self._module.enclosing(parameter, cst.FunctionDef)
         uses = self._module.names.get(function.name.value, ()) if function else ()
         calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
@@ -183,7 +183,7 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _may_be_of_wrapper(self, attribute: cst.Attribute) -> bool:
-        """Return whether an object of unknown kind may be a wrapper, if the code reads its `loss_scale` attribute."""
+        """Return whether `x` in `x.loss_scale` may be a wrapper, although the kind of `x` is not certain."""
         wraps, is_self = self._module.around.wraps, code(attribute.value) == "self"
         is_wrapped_elsewhere = self._module.imports_tensorflow if wraps is None else wraps
         if not self._module.uses_an_old_name and (is_self or not is_wrapped_elsewhere):
@@ -222,8 +222,8 @@ class ObjectPlanner(Visitor):
             self._state(parent, node, object_kinds)
         elif (
             attribute == "_loss_scale"
-            # If the value of `_loss_scale` is stored or returned, the attribute keeps its name. Other code may call the
-            # value, which `loss_scale` does not allow.
+            # If the value of `_loss_scale` is stored or returned, the attribute is not renamed. Other code may call
+            # this value, whereas the value of `loss_scale` cannot be called.
             and not isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.Return))
             and object_kinds <= _PLAIN_OR_WRAPPER
             and not self._module.assigns("_loss_scale")

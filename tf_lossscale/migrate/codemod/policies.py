@@ -1,8 +1,8 @@
 """Plans edits for dtype policies with a loss scale. Keras's current policies have no loss scale.
 
-If all policies in the file have their default loss scale, or if all have `loss_scale=None`, the `loss_scale` arguments
-are removed. In the second case `auto_scale_loss=False` is also added to all calls to `compile` in the file. In all
-other cases, and if the file reads a policy's loss scale, the policies are created with
+The `loss_scale` arguments are removed if all policies in the file have their default loss scale. They are also removed
+if all of them are None and the file calls `compile`; `auto_scale_loss=False` is then added to each of these calls. In
+all other cases, and in a file that reads a policy's loss scale, the policies are created with
 `tf_lossscale.legacy.experimental.Policy`, which still has a loss scale.
 """
 

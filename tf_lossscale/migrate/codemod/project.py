@@ -99,8 +99,8 @@ class Project:
         self._wrapping: set[str] = set()
         self._compiling: set[str] = set()
         with_old_names, calling = self._search(paths)
-        # A call `optimizer.loss_scale()` uses the old API only if the optimizer may be wrapped. If only one file is
-        # given, a file that was not given may wrap the optimizer.
+        # A call `optimizer.loss_scale()` is evidence of the old API only if some file wraps an optimizer. If only one
+        # file is given, a file that was not given may do so.
         if self._wrapping or len(self._words) == 1:
             with_old_names += calling
         self._exports: dict[str, Exports] = {}
@@ -128,9 +128,9 @@ class Project:
         return with_old_names, calling
 
     def _read_exports_from(self, paths: Iterable[str]) -> None:
-        """Read the exported names of the given files and of the files that imports connect to them.
+        """Read the exports of the given files and of all files that are connected to them by imports.
 
-        A file is also read if another file that was read imports it, or if it imports old names from such a file.
+        A file is connected if a file that has been read imports it, or if it imports old names from such a file.
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
         waiting = dict.fromkeys(paths)
@@ -147,7 +147,7 @@ class Project:
             waiting |= dict.fromkeys(provider for _, provider, _ in self._imported(path) if not times_read[provider])
 
     def _exported(self, path: str) -> Exports:
-        """Return the old names that a file re-exports. The result depends on the exports of other files read so far."""
+        """Return the old names that a file re-exports. Names that it imports from files not yet read are missing."""
         bindings = self._bindings_of(path)
         around = Around(self._known(path))
         exported: Exports = {}

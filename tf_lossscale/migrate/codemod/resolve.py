@@ -176,7 +176,7 @@ class Resolver(Tree):
         return isinstance(expression, cst.Name) and expression.value == name and not self.assignments(expression)
 
     def type_tested(self, comparison: cst.Comparison) -> cst.BaseExpression | None:
-        """Return `x` from a comparison such as `type(x) is ...` or `x.__class__ != ...`, or None for any other one."""
+        """Return `x` from a test such as `type(x) is ...` or `x.__class__ != ...`, or None for other comparisons."""
         match = m.extract(comparison, _TYPE_TEST)
         tested = match and match["tested"]
         return tested if isinstance(tested, cst.BaseExpression) else None
