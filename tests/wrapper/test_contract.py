@@ -1,5 +1,7 @@
 """Who scales and who unscales: the two contracts, in every order that real code has."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -672,3 +674,38 @@ def test_a_gradient_that_overflows_when_it_is_unscaled_skips_the_step(family, co
     run(step, compiled, steps=1)
     assert weight.numpy() == 1.0
     assert int(optimizer.skipped_steps) == 2
+
+
+@all_families
+def test_gradients_of_a_deleted_function_are_unscaled_like_those_of_a_living_one(family):
+    weight, optimizer = setup(family)
+
+    def gradient():
+        @tf.function
+        def scaled_gradient():
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(0.25 * weight**2)
+            return tape.gradient(loss, weight)
+
+        return scaled_gradient()
+
+    for _ in range(3):
+        found = gradient()
+        gc.collect()
+        optimizer.apply_gradients([(found, weight)])
+    assert weight.numpy() == bare(family)
+
+
+@all_families
+@compiled
+def test_a_loss_function_that_is_scaled_once_can_be_called_in_every_step(family, compiled):
+    weight, optimizer = setup(family)
+    loss_fn = optimizer.scale_loss(lambda: 0.25 * weight**2)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = loss_fn()
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family)

@@ -79,7 +79,7 @@ def test_a_file_of_a_bare_optimizer_with_other_variables_changes_nothing(count, 
     monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
     wrapper.load_own_variables(values)
     assert [v.tolist() for v in before] == [v.numpy().tolist() for v in wrapper.variables]
-    assert said[0].endswith("They are not loaded.")
+    assert said[0].endswith("The saved variables are not loaded.")
 
 
 def variables_of(optimizer, count):

@@ -141,6 +141,24 @@ def test_a_hyperparameter_that_is_set_between_eager_steps_takes_effect(family):
     assert trained(True) == pytest.approx(trained(False), rel=1e-6)
 
 
+def test_an_attribute_of_the_inner_optimizers_class_that_is_set_between_eager_steps_takes_effect():
+    class Faster(tf.keras.optimizers.SGD):
+        factor = 1.0
+
+        def update_step(self, gradient, variable, learning_rate):
+            variable.assign_sub(self.factor * gradient)
+
+    class Fastest(Faster):
+        pass
+
+    weight, optimizer = tf.Variable(10.0), LossScaleOptimizer(Fastest(), jit_compile=True)
+    for factor, expected in ((1.0, 9.0), (1.0, 8.0), (4.0, 4.0)):
+        Faster.factor = factor
+        optimizer.minimize(lambda: weight, [weight])
+        assert weight.numpy() == expected
+    assert len(optimizer._compiled_steps) == 2
+
+
 def test_hyperparameters_that_change_in_each_step_are_warned_of_once(caplog):
     optimizer, variable = LossScaleOptimizer(KERAS_3.optimizers.SGD(momentum=0.5), jit_compile=True), tf.Variable(1.0)
     for i in range(10):

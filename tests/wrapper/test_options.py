@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import numerics
+from tests import numerics, strategies
 from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.wrapper import options as options_lib
@@ -161,6 +161,29 @@ def test_a_loss_scale_factor_multiplies_the_loss_and_cancels_in_the_step(method)
         optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant([32.0])]), [weight]))
     assert weight.numpy() == 0.5
     assert float(optimizer.loss_scale) == 8.0
+
+
+@compiled
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_loss_scale_factor_cancels_on_each_replica_if_the_caller_sums_the_gradients(dynamic, compiled):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)
+        optimizer = LossScaleOptimizer(KERAS3.sgd(), dynamic=dynamic, initial_scale=8.0, loss_scale_factor=4.0)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(weight)
+        gradients = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, [weight]))
+        optimizer.apply_gradients(zip(gradients, [weight]), skip_gradients_aggregation=True)
+
+    def steps():
+        strategy.run(step)
+
+    function = tf.function(steps) if compiled else steps
+    for expected in (0.0, -1.0):
+        function()
+        assert [copy.numpy() for copy in strategy.experimental_local_results(weight)] == [expected] * 2
 
 
 def test_the_inner_optimizers_own_loss_scale_factor_is_ignored_and_that_is_said(monkeypatch):
@@ -324,6 +347,36 @@ def test_variables_that_are_overwritten_take_their_gradient_as_it_is(compiled):
     function(tf.constant([np.inf]), tf.constant([5.0]))
     assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
     assert float(optimizer.loss_scale) == 4.0
+
+
+@compiled
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("bad", [None, 0, 1])
+def test_a_new_value_that_overflows_on_either_replica_skips_the_step_on_both(bad, jit_compile, compiled):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight, amax = keras.Variable(1.0), keras.Variable(1.0)
+        amax.overwrite_with_gradient = True
+        optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, jit_compile=jit_compile)
+    new = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(np.inf if context.replica_id_in_sync_group == bad else 3.0)
+    )
+
+    def step(new):
+        optimizer.scale_loss(0.0)
+        optimizer.apply([tf.constant(4.0), new], [weight, amax])
+
+    def steps(new):
+        strategy.run(step, args=(new,))
+
+    (tf.function(steps) if compiled else steps)(new)
+
+    def on_replicas(variable):
+        return [copy.numpy() for copy in strategy.experimental_local_results(variable)]
+
+    assert on_replicas(weight.value) == ([0.5, 0.5] if bad is None else [1.0, 1.0])
+    assert on_replicas(amax.value) == ([3.0, 3.0] if bad is None else [1.0, 1.0])
+    assert on_replicas(optimizer._loss_scale.current_loss_scale) == [8.0 if bad is None else 4.0] * 2
 
 
 @compiled

@@ -283,3 +283,22 @@ def test_a_diagnosis_of_a_fixed_scale_is_refused():
         LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8, diagnose=True)
     with pytest.raises(TypeError, match='"diagnose" argument'):
         LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=1)
+
+
+@pytest.mark.parametrize("diagnose", [True, "exponents"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_legacy_step_without_gradients_records_nothing(diagnose, compiled):
+    weight = tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(FAMILIES[2].sgd(), diagnose=diagnose)
+
+    def step():
+        optimizer.apply_gradients([])
+
+    (tf.function(step) if compiled else step)()
+    if diagnose is True:
+        assert not optimizer.overflow_report()
+    else:
+        with pytest.raises(ValueError, match="needs a step whose gradients were counted"):
+            optimizer.precision_report()
+    optimizer.minimize(lambda: weight**2, [weight])
+    assert weight.numpy() == 0.0

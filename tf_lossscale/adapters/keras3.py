@@ -43,7 +43,8 @@ class Family(family.Family):
 
     @property
     def loss_scale_factor(self) -> Any:
-        return self.inner.loss_scale_factor
+        # While one replica applies its gradients, `apply` overrides the attribute for all replicas.
+        return replicas.original(self.inner, "loss_scale_factor")
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = options_lib.take_name(given) or self.scope

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -18,8 +19,8 @@ import tensorflow as tf
 
 #: Libraries whose functions depend only on their arguments and closures.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "sonnet", "tf_lossscale")
-#: Libraries track an object's parts in attributes with these prefixes. No optimizer update reads such attributes.
-_BOOKKEEPING = ("_self_", "_snt_", "_tracker")
+#: Libraries keep internal data in attributes with these prefixes. No optimizer update reads such attributes.
+_BOOKKEEPING = ("_self_", "_snt_", "_tracker", "_abc_")
 #: Arrays with up to this many values are compared by value in each step.
 _FEW = 64
 
@@ -142,7 +143,26 @@ def _parts(value: Any, path: str, ignored: Collection[str], identified: list[Any
         raise Unknown("a Python function", path)
     if not hasattr(value, "__dict__"):
         raise Unknown(f"a {kind.__name__}", path)
-    return _named_parts(kind, vars(value), path, ignored)
+    attributes = vars(value)
+    for cls in _user_defined_classes(kind):  # type: ignore[arg-type]
+        attributes = {**_class_attributes(cls), **attributes}
+    return _named_parts(kind, attributes, path, ignored)
+
+
+@functools.cache
+def _user_defined_classes(kind: type) -> tuple[type, ...]:
+    """Return a class and its base classes, without the classes of `_LIBRARIES` and of Python's standard library."""
+    stdlib = sys.stdlib_module_names
+    return tuple(c for c in kind.__mro__ if not _is_of_a_library(c) and c.__module__.split(".")[0] not in stdlib)
+
+
+def _class_attributes(cls: type) -> dict[str, Any]:
+    """Return a class's own attributes, except methods and descriptors such as properties."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not (name.startswith("__") or callable(value) or hasattr(value, "__get__"))
+    }
 
 
 def _is_of_a_library(defined: Any) -> bool:

@@ -305,20 +305,48 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
     """
     held = holder.__dict__
     # The blocks for each set of attributes are counted separately, so that blocks for other attributes can be nested.
-    mark = f"_overridden_by_tf_lossscale: {', '.join(sorted(attributes))}"
-    depth, before = held.get(mark, (0, {name: held[name] for name in attributes if name in held}))
+    names = frozenset(attributes)
+    blocks = held.setdefault(_OVERRIDDEN, {})
+    depth, before = blocks.get(names, (0, {name: held[name] for name in names if name in held}))
     held.update(attributes)
-    held[mark] = (depth + 1, before)
+    blocks[names] = (depth + 1, before)
     try:
         yield
     finally:
-        depth, before = held.pop(mark)
+        depth, before = blocks.pop(names)
         if depth > 1:
-            held[mark] = (depth - 1, before)
+            blocks[names] = (depth - 1, before)
         else:
-            for name in attributes:
+            for name in names:
                 del held[name]
             held.update(before)
+            if not blocks:
+                del held[_OVERRIDDEN]
+
+
+# Maps the names of overridden attributes to the number of `overriding` blocks and the attributes' original values.
+_OVERRIDDEN = "_overridden_by_tf_lossscale"
+
+
+def original(holder: Any, name: str) -> Any:
+    """Return an attribute of an object as it was before the outermost `overriding` block of any thread.
+
+    >>> class Count:
+    ...     def __init__(self):
+    ...         self.steps = 1
+    >>> count = Count()
+    >>> with overriding(count, steps=2):
+    ...     original(count, "steps")
+    1
+
+    Args:
+        holder: an object.
+        name: the name of an attribute.
+    """
+    for names, (_, before) in holder.__dict__.get(_OVERRIDDEN, {}).items():
+        if name in names:
+            return before[name] if name in before else getattr(type(holder), name)
+    return getattr(holder, name)
 
 
 def not_in_replica_context(method: str) -> ValueError:

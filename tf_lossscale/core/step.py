@@ -56,6 +56,10 @@ class Update(abc.ABC):
         """Sum unscaled gradients over the replicas, in a replica context."""
         return replicas.sum_over_replicas(gradients)
 
+    def may_differ(self) -> bool:
+        """Return whether the reduced gradients may differ between the replicas."""
+        return not self.aggregate
+
     @abc.abstractmethod
     def apply(self, gradients: Gradients) -> Any:
         """Apply reduced gradients without reducing them again, in a replica context."""
@@ -104,12 +108,11 @@ def take_step(loss_scale: LossScale, update: Update) -> Any:
     # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
     with replicas.explaining_refused_merge_calls(), tf.control_dependencies(update.count_exponents()):
         gradients = update.unscaled_gradients()
-        consensus = None
         if update.aggregate:
             gradients = update.reduce(gradients)
-        elif loss_scale.may_skip and replicas.several_replicas():
-            # The caller has summed the gradients. They may still differ between replicas, which must all make the same
-            # decision. The decision is therefore made from tensors that are equal on all replicas.
+        consensus = None
+        if loss_scale.may_skip and replicas.several_replicas() and update.may_differ():
+            # All replicas must make the same decision, so it is made from tensors that are equal on all replicas.
             all_values = loss_scale.reads_gradients or loss_scale.uses_norm
             consensus = finite.consensus(gradients, exactly=update.observes, all_values=all_values)
         finish = _finish if update.to_compile is None else _finish_compiled
@@ -133,7 +136,8 @@ def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, consens
             apply = lambda tensors: update.apply(gradients_of(tensors))  # noqa: E731
             return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
-        # After the sum all replicas have the same gradients, so one decision applies to all replicas.
+        # `merge_call` runs this function once, with the update of the first replica. All replicas have the same
+        # gradients or the same consensus, so the first replica's decision applies to all of them.
         first = gradients_of(_first(strategy, per_replica))
         shared = None if consensus is None else _first(strategy, consensus)
         return _apply_if_finite(loss_scale, update, first, shared, apply_on_each_replica, per_replica)

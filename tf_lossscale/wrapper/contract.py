@@ -105,9 +105,11 @@ class Contract:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         # Each thread's most recent call to a method such as `scale_loss`, in each traced function and in eager mode.
-        # The keys are the graphs of the traced functions, and `_EAGER` for eager mode.
-        self._calls: weakref.WeakKeyDictionary[Any, dict[threading.Thread, _Call]] = weakref.WeakKeyDictionary()
-        self._unused_in_ended_threads: set[str] = set()
+        # The keys are weak references to the graphs of the traced functions, and to `_EAGER` for eager mode.
+        self._calls: dict[weakref.ref[Any], dict[threading.Thread, _Call]] = {}
+        # The methods called in deleted functions and ended threads, if no update followed the calls. Gradients from
+        # these functions and threads may still exist.
+        self._unused_in_the_past: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._thread = _Thread()
         self._called: set[str] = set()
@@ -131,9 +133,9 @@ class Contract:
             if contradicts and places == [_EAGER]:
                 raise _contradiction(method)
             self._called.add(method)
-            self._forget_ended_threads()
+            self._forget_the_past()
             for place in places:
-                call = self._calls.setdefault(place, {})[threading.current_thread()] = _Call(method)
+                call = self._calls.setdefault(weakref.ref(place), {})[threading.current_thread()] = _Call(method)
                 if contradicts:
                     _require_an_update(call, place)
 
@@ -287,7 +289,7 @@ class Contract:
                 return calls, place
         own_calls = self._calls_in(places)
         all_calls = [call for calls in self._calls.values() for call in calls.values()]
-        all_calls += map(_Call, self._unused_in_ended_threads)
+        all_calls += map(_Call, self._unused_in_the_past)
         unused = [call for call in all_calls if not call.followed_in and call not in own_calls]
         return [call for call in (*own_calls, *unused) if counts(call)], None
 
@@ -299,7 +301,7 @@ class Contract:
         """
         found_calls: list[_Call] = []
         for place in places:
-            calls = self._calls.get(place, {})
+            calls = self._calls.get(weakref.ref(place), {})
             own = calls.get(threading.current_thread())
             if own is not None:
                 found_calls.append(own)
@@ -307,12 +309,13 @@ class Contract:
                 found_calls += calls.values()
         return found_calls
 
-    def _forget_ended_threads(self) -> None:
-        calls = self._calls.get(_EAGER, {})
-        for thread in [thread for thread in calls if not thread.is_alive()]:
-            call = calls.pop(thread)
-            if not call.followed_in:
-                self._unused_in_ended_threads.add(call.method)
+    def _forget_the_past(self) -> None:
+        """Delete the calls in deleted functions and ended threads, but keep the names of unused methods."""
+        in_eager_mode = self._calls.get(weakref.ref(_EAGER), {})
+        past = [in_eager_mode.pop(thread) for thread in [*in_eager_mode] if not thread.is_alive()]
+        for place in [place for place in self._calls if place() is None]:
+            past += self._calls.pop(place).values()
+        self._unused_in_the_past.update(call.method for call in past if not call.followed_in)
 
     # Warnings. --------------------------------------------------------------------------------------------------
 

@@ -285,10 +285,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
-        contract.require_unscaled_loss(loss, self._loss_scale)
-        self._contract.called("get_scaled_loss")
+        scale = lambda loss: scaling.scale_loss(loss, self._factor.for_loss(self._loss_scale))  # noqa: E731
+        scaled = self._scaled("get_scaled_loss", loss, scale)
         _warn_if_loss_cannot_hold(loss, lambda: self._factor.current(self._loss_scale))
-        return self._scaled(loss, lambda loss: scaling.scale_loss(loss, self._factor.for_loss(self._loss_scale)))
+        return scaled
 
     @overload
     def scale_loss(self, loss: float) -> tf.Tensor: ...
@@ -315,25 +315,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
+
+        def scale(loss: Any) -> Any:
+            wide = tf.nest.map_structure(_at_least_float32, loss)
+            return scaling.scale_loss(wide, self._factor.for_loss(self._loss_scale))
+
+        return self._scaled("scale_loss", loss, scale)
+
+    def _scaled(self, method: str, loss: Any, scale: Callable[[Any], Any]) -> Any:
+        """Scale a loss and mark it as scaled. For a function, return a function that scales the result of each call.
+
+        A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
+        """
         contract.require_unscaled_loss(loss, self._loss_scale)
-        self._contract.called("scale_loss")
-        return self._scaled(
-            loss,
-            lambda loss: scaling.scale_loss(
-                tf.nest.map_structure(_at_least_float32, loss), self._factor.for_loss(self._loss_scale)
-            ),
-        )
-
-    def _scaled(self, loss: Any, scale: Callable[[Any], Any]) -> Any:
-        """Scale a loss and mark it as scaled. For a function, return a function that scales the result of each call."""
+        self._contract.called(method)
         if callable(loss) and not tf.is_tensor(loss):
-
-            def scaled_when_called() -> Any:
-                returned = loss()
-                contract.require_unscaled_loss(returned, self._loss_scale)
-                return self._scaled(returned, scale)
-
-            return scaled_when_called
+            return lambda: self._scaled(method, loss(), scale)
         scaled = scale(loss)
         notes.note_scaled_loss(scaled, self._loss_scale)
         return scaled

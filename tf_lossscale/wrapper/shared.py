@@ -155,6 +155,9 @@ class _JointUpdate(Update):
         """Split a list with one element for each gradient of every update. Return (update, elements) pairs."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
+    def may_differ(self) -> bool:
+        return any(update.may_differ() for update in self._updates)
+
     def reduce(self, gradients: list[Any]) -> list[Any]:
         return [reduced for update, own in self._with_own(gradients) for reduced in update.reduce(own)]
 

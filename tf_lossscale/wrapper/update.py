@@ -42,7 +42,7 @@ class Update(step.Update):
         self._gradients, self._variables, self._keywords = gradients, variables, keywords
         self._scaled = scaled
         self.aggregate = aggregate and self._family.sums_over_replicas
-        self.observes = optimizer._diagnosis is not None
+        self.observes = optimizer._diagnosis is not None and bool(gradients)
 
     def prepare(self) -> None:
         """Create the variables of the optimizer that do not exist yet, and decide whether XLA compiles the step."""
@@ -70,7 +70,7 @@ class Update(step.Update):
 
     def count_exponents(self) -> list[tf.Operation]:
         exponents = self.optimizer._exponents
-        if exponents is None:
+        if exponents is None or not self._gradients:
             return []
         return exponents.record(self._names_to_count, self._as_they_arrived, self._current_factor)
 
@@ -110,6 +110,9 @@ class Update(step.Update):
 
     def reduce(self, gradients: list[Any]) -> list[Any]:
         return self._family.reduce(gradients, self._variables)
+
+    def may_differ(self) -> bool:
+        return super().may_differ() or any(map(self._family.overwrites, self._variables))
 
     def apply(self, gradients: list[Any]) -> Any:
         with replicas.local_copies(self._family.replica_variables):
