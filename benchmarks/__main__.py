@@ -5,8 +5,8 @@
 Each measurement is identified by four strings: its kind (such as "step" or "tracing"), a mode (such as "eager"), an
 optimizer family and a workload. `--only` takes a regular expression, which is searched for in the four strings, joined
 by ", ". A repeated measurement replaces its earlier row in docs/performance.json. At the end, the tables and the plot
-in docs/performance.md are updated. `--missing` skips the measurements that docs/performance.json already contains.
-`--missing SINCE` skips only measurements that were taken at or after the UTC time SINCE.
+in docs/performance.md are updated. `--missing` skips the measurements that docs/performance.json already contains,
+except failed ones. `--missing SINCE` skips only measurements that were taken at or after the UTC time SINCE.
 
 Run the measurements with several replicas in a separate process: `--only "^[^,]+, mirrored"` selects them, and
 `--only "^[^,]+, (?!mirrored)"` selects all other measurements.

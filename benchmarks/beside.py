@@ -72,7 +72,7 @@ def first_calls(family: str, workload: str) -> dict[str, float]:
 def first_call(family: str, workload: str, name: str) -> float:
     """Return how many milliseconds the first call to a step function takes.
 
-    A step with smaller variables runs first, so the time does not include loading libraries.
+    A step with fewer variables runs first, so the time does not include loading libraries.
     """
     cell = {"what": "step", "mode": "tf.function", "family": family, "workload": workload}
     steps.in_mode({**cell, "workload": "3 x 1k"}, name)()

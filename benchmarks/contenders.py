@@ -136,7 +136,7 @@ def apply(opt: Any, name: str, gradients: list, variables: list) -> None:
 def minimize(opt: Any, loss: Callable[[], tf.Tensor], variables: list) -> None:
     """Take one step that minimizes a loss.
 
-    For Keras 3's optimizers, which have no `minimize`, compute the gradients with a tape, as Keras 3's trainer does.
+    If the optimizer has no `minimize`, as in Keras 3, compute the gradients with a tape, as Keras 3's trainer does.
     """
     if hasattr(opt, "minimize"):
         opt.minimize(loss, var_list=variables)

@@ -8,7 +8,7 @@ from tf_lossscale.training.lenet import lenet5
 
 
 def _resnet50() -> list[tuple[int, ...]]:
-    """Return the shapes of the last 160 variables of a ResNet-50: kernels, scales and offsets."""
+    """Return the shapes of a ResNet-50's kernels, scales and offsets: 160 variables, without the last layer's bias."""
     shapes: list[tuple[int, ...]] = [(7, 7, 3, 64), (64,), (64,)]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):

@@ -19,7 +19,7 @@ NOISE, BATCH, RADIUS = 8, 128, 2.0
 
 
 def network(outputs):
-    """Return a network that computes in float16. Its variables and outputs are float32."""
+    """Return a network whose hidden layers compute in float16. Its variables and its output layer are float32."""
     layers = tf.keras.layers
     hidden = [layers.Dense(64, activation="leaky_relu", dtype="mixed_float16") for _ in range(2)]
     return tf.keras.Sequential([*hidden, layers.Dense(outputs, dtype="float32")])

@@ -36,7 +36,7 @@ def run(function, *arguments, killed_at=None, killed_after=None, may_crash=False
         None if the process was killed; otherwise the function's result.
 
     Raises:
-        AssertionError: the function raised an error, or the process did not end in time.
+        AssertionError: the function raised an error, or the process crashed or did not end in time.
     """
     mine, other = _context().Pipe()
     process = _context().Process(target=_child, args=(other, function, arguments, killed_at))

@@ -140,7 +140,7 @@ def arguments(rules):
 
 
 def run(program, gradients, optimizers, wrapper):
-    """Run a program. Return the state after each step, or the class of the error that the constructor raised."""
+    """Run a program, and return the state after each step. If an error ends the run, its class is the last entry."""
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         try:
             running = Running(program, gradients, optimizers, wrapper)

@@ -131,5 +131,5 @@ class Program:
 
     @property
     def huge(self):
-        """A finite gradient value. It overflows when it is scaled, but does not make the optimizer's slots overflow."""
+        """A finite gradient value. Scaling may make it overflow, but the optimizer's slots do not overflow."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35

@@ -108,14 +108,14 @@ def train(begin, directory, name, kind, begins):
 
 
 def saved_numbers(kind, directory):
-    """Return the numbers of all saves in the directory, including interrupted saves."""
+    """Return the numbers of the saves in the directory. Some of them may have been interrupted."""
     if kind == "checkpoint":
         return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(directory).glob("ckpt-*.index"))
     return sorted(int(path.name.partition(".")[0]) for path in pathlib.Path(directory).iterdir())
 
 
 def assert_same(one, other, what):
-    """Assert that two states are equal bit for bit."""
+    """Assert that two states are exactly equal."""
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=what)
 

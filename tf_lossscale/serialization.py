@@ -10,8 +10,8 @@ from typing import Any
 from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import families
 
-# For each Keras library, maps the (package, class name) pairs that occur in saved files to modules. Each module
-# registers its class when it is imported.
+# For each Keras library, maps each (package, class name) pair in saved files to a module. The module registers the
+# class when it is imported.
 _REGISTERED = {
     "keras": {
         ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",

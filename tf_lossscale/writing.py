@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-# Matches operation names in TensorFlow's error messages, which are removed because they do not help users.
+# Matches the operation names in TensorFlow's error messages. The names are removed, because they do not help users.
 _NODES = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")
 
 

@@ -74,7 +74,7 @@ def test_bad_arguments_name_themselves_and_leave_the_inner_optimizer_free(argume
         (("dynamic",), {}, "A dynamic scale is the default: leave the argument out."),
         ((1024.0, 500), {}, "pass initial_scale=1024.0, dynamic_growth_steps=500."),
         ((1024.0,), {"dynamic_growth_steps": 500}, "pass initial_scale=1024.0, dynamic_growth_steps=500."),
-        ((1024.0,), {}, "TensorFlow 2.3, pass dynamic=False, initial_scale=1024.0; for one that starts there"),
+        ((1024.0,), {}, "TensorFlow 2.3, pass dynamic=False, initial_scale=1024.0. For a dynamic scale"),
         ((None,), {}, "pass dynamic=False, initial_scale=1024."),
     ],
 )

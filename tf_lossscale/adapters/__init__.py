@@ -1,1 +1,1 @@
-"""Adapters between LossScaleOptimizer and optimizer libraries. Each module subclasses `wrapper.family.Family`."""
+"""Adapters between LossScaleOptimizer and optimizer libraries. Each one derives from `wrapper.family.Family`."""

@@ -59,8 +59,8 @@ class Family(family.Family):
             # When several processes train together, Keras 3's `fit` fails before it calls the optimizer. Its error
             # message does not name the cause, so this warning does.
             logging.warning(
-                "model.fit of Keras 3 fails under %s, with any optimizer. Write a custom training loop, or use a "
-                "tf_keras model with a tf_keras optimizer (pip install tf-keras).",
+                "Keras 3's model.fit fails under %s, whichever optimizer is used. Write a custom training loop, or use "
+                "a tf_keras model with a tf_keras optimizer (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
         if self.inner.loss_scale_factor is not None and "loss_scale_factor" not in wanted:
@@ -75,8 +75,8 @@ class Family(family.Family):
         def build() -> None:
             with tf.init_scope(), keras.name_scope(self.scope):
                 _move_under_strategy(self.inner, variables)
-                # The step count and the learning rate exist before `build`, so `set_weights` has already loaded their
-                # values.
+                # The step count and the learning rate exist before `build`. If values were loaded, `set_weights` has
+                # therefore already assigned these two.
                 before = len(self.inner.variables)
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
@@ -125,7 +125,7 @@ class Family(family.Family):
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         with contextlib.ExitStack() as stack:
             for each in _with_parts(self.inner):
-                # The gradients are already summed and unscaled, and Keras must not sum or unscale them again. Keras's
+                # The gradients are already summed and unscaled, so Keras must not sum or unscale them again. Keras's
                 # `apply` calls `_all_reduce_sum_gradients` to sum (gradient, variable) pairs over the replicas. The
                 # builtin `list` takes the place of this method, and returns the pairs unchanged.
                 stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
@@ -336,8 +336,7 @@ _UNUSED = {
 
 
 def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the object into which to restore the part called `name` in a checkpoint that Keras's LossScaleOptimizer
-    wrote."""
+    """Return the object that receives the values of the child `name` in a checkpoint of Keras's LossScaleOptimizer."""
     parts = {"inner_optimizer": wrapper._optimizer}
     if wrapper.dynamic:
         parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")

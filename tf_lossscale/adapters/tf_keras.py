@@ -114,7 +114,7 @@ class Family(family.Family):
 
     def config(self) -> Any:
         # If TensorFlow 2 behavior is disabled, Keras 2's `fit` reads the config in order to create a legacy optimizer
-        # from it.
+        # from it. In a TF1 graph, raise an error that says what to use instead.
         if not tf.__internal__.tf2.enabled():
             self.require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)
@@ -155,7 +155,7 @@ class LossScaleOptimizer(
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
-        # A user-defined subclass of `tf_keras.optimizers.Optimizer` may override `aggregate_gradients`.
+        # A subclass of this wrapper may override `aggregate_gradients`, for example to average over processes.
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:

@@ -123,7 +123,7 @@ class LossScaleOptimizer(
     _HAS_AGGREGATE_GRAD = True
 
     def _init_base(self) -> None:
-        # A user-defined subclass of the legacy `Optimizer` may override `_aggregate_gradients`.
+        # A subclass of this wrapper may override `_aggregate_gradients`, for example to average over processes.
         if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:
             self._family.own_aggregation = self._aggregate_gradients
 

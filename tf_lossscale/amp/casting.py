@@ -49,8 +49,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     attributes["call"] = types.MethodType(call, layer)
 
 
-# An attribute of the function that `set_casts` stores as a layer's `call`. The attribute contains the `call` that was
-# set on the layer before, or None if the layer only had its class's method.
+# The name of an attribute of the function that `set_casts` stores as a layer's `call`. The attribute contains the
+# `call` that had previously been set on the layer object, or None if the layer used its class's method.
 _OWN = "_tf_lossscale_own"
 
 

@@ -47,10 +47,10 @@ def fit(cell: TrainOneStepCell, epochs: int, dataset: Any, callbacks: list[Any],
         epochs: the number of passes over the data.
         dataset: an iterable of batches, each a tuple of the cell's inputs.
         callbacks: callbacks from the library that is passed as `keras`. Their `model` attribute is the Keras model that
-            the cell trains, with the cell's optimizer. The logs of a batch contain the loss of the step, and the logs
-            of an epoch contain the mean loss of its steps. Under a strategy, the loss of a step is the mean of the
-            replicas' losses. It is their sum if Keras 3 has already divided each replica's loss by the number of
-            replicas.
+            the cell trains, or a new `Sequential` model if the cell trains a single layer or a function. The
+            `optimizer` of this model is the cell's optimizer. The logs of a batch contain the loss of the step, and the
+            logs of an epoch contain the mean loss of its steps. Under a strategy, the loss of a step is the mean of the
+            replicas' losses, or their sum if Keras 3 has already divided each replica's loss by the number of replicas.
         keras: the `keras` or `tf_keras` module.
         verbose: as in Keras's `fit`.
 
@@ -135,8 +135,9 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]
         del training
         with layers_of_keras.noting_divided_losses() as divided:
             losses = strategy.run(in_replica, inputs)
-        # `divided` is filled only while the loss function is being traced. A loss function that is itself a tf.function
-        # is not traced again when `on_all` is, so `divides_loss` is never set back to False.
+        # `divided` is filled only while the loss function is being traced. If the loss function is itself a
+        # tf.function, it is not traced again when `on_all` is traced again. Therefore, `divides_loss` is never set back
+        # to False.
         cell.divides_loss |= bool(divided)
         operation = tf.distribute.ReduceOp.SUM if cell.divides_loss else tf.distribute.ReduceOp.MEAN
         return strategy.reduce(operation, losses, axis=None)
@@ -146,7 +147,10 @@ def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]
 
 
 def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], int | None]:
-    """Return a function that returns the batches of one epoch, and their number, or None if it is unknown."""
+    """Return a function and a number. The function returns the batches of one epoch.
+
+    The number is the number of batches in an epoch, or None if it is unknown.
+    """
     if isinstance(dataset, tf.data.Dataset):
         steps = int(dataset.cardinality())
         if steps == tf.data.INFINITE_CARDINALITY:

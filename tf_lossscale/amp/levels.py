@@ -50,15 +50,15 @@ _HALF = ("float16", "bfloat16")
 def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "float16") -> Same:
     """Set the dtype in which each layer of a model computes. The variables stay float32.
 
-    ====== ======================================================================================
+    ====== ===========================================================================================
     level  effect
-    ====== ======================================================================================
+    ====== ===========================================================================================
     O0     nothing
-    O1     convolution, dense, attention and recurrent layers, ReLU and PReLU to half precision
+    O1     convolution, dense, multi-head attention and recurrent layers, ReLU and PReLU to half precision
     O2     batch and layer normalization to float32, all other layers to half precision
     O3     all layers to half precision
-    auto   convolution, dense, attention and recurrent layers to half precision
-    ====== ======================================================================================
+    auto   convolution, dense, multi-head attention and recurrent layers to half precision
+    ====== ===========================================================================================
 
     O2 and O3 set the dtype of every layer; call `to_float` afterwards to change individual layers. O1 and auto skip
     layers whose dtype was set by `to_float`. To undo a level, call `to_float(model, "float32")`; setting a different

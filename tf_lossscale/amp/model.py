@@ -60,8 +60,8 @@ class Model:
         optimizer: an optimizer object or name, as in `compile(optimizer=...)`. If a loss scale is used, the optimizer
             is wrapped in a `LossScaleOptimizer`.
         metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys are the
-            names of the metrics in the logs and in the result of `eval`. "loss" in a set has no effect, because `eval`
-            always returns the loss.
+            names of the metrics in the result of `eval`. The logs contain the same names, except that Keras names
+            "accuracy" and "crossentropy" itself. "loss" in a set has no effect, because `eval` always returns the loss.
         amp_level: "O0", "O1", "O2", "O3" or "auto"; see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager from this package, or None for no loss scale. By default, levels O2 and auto use a
             `DynamicLossScaleManager`, and the other levels use no loss scale.
@@ -293,8 +293,10 @@ def _require_no_sink(dataset_sink_mode: Any) -> None:
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:
-    """Return a metric called `name`. `metric` is a function, the name of a Keras metric, or a Keras metric, which is
-    renamed."""
+    """Return a metric object with the given name.
+
+    `metric` is a function, the name of a Keras metric, or a Keras metric object. A metric object is renamed.
+    """
     metrics = keras.library.metrics
     metric = metrics.get(metric)
     if not isinstance(metric, metrics.Metric):

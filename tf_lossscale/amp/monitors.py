@@ -54,8 +54,9 @@ class LossMonitor:
         Args:
             keras: the `keras` or `tf_keras` module.
             optimizer: the optimizer to report on, or None for the model's optimizer.
-            step_loss: a `StepLoss` that provides the loss. If it is None, the loss is read from Keras's logs, which
-                contain the mean loss of the epoch so far.
+            step_loss: a `StepLoss` that provides the loss. If it is None, the loss is read from the logs. The logs of
+                Keras's `fit` contain the mean loss of the epoch so far; the logs of a training cell contain the loss of
+                the step.
 
         Returns:
             A `keras.callbacks.Callback`.
@@ -79,7 +80,7 @@ class LossMonitor:
 
 
 def _after_a_bar(line: str) -> str:
-    """Return the text that prints `line` right after Keras's progress bar, which does not end with a newline."""
+    """Return `line` in a form that can be printed after Keras's progress bar, which does not end with a newline."""
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         # The carriage return and the padding overwrite the progress bar.
         return f"\r{line:<{_BAR}}"

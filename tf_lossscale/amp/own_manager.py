@@ -49,9 +49,10 @@ class LossScaleManager(abc.ABC):
         return True
 
     def get_update_cell(self) -> Any:
-        """Return a function that takes the scale variable and an overflow flag, and updates the scale in a graph.
+        """Return None, or a function that updates the scale in a graph.
 
-        If the result is None, the graph calls the Python method `update_loss_scale`, which XLA cannot compile.
+        The function takes the scale variable and an overflow flag. Without a function, the graph calls the Python
+        method `update_loss_scale`, which XLA cannot compile.
         """
         return None
 
@@ -60,7 +61,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether the manager's class inherits all methods in `_METHODS` from `cls`, without overriding any."""
+        """Return whether the manager's class is `cls`, or a subclass that overrides no method in `_METHODS`."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 
@@ -97,7 +98,7 @@ class _ManagedScale(LossScale):
 
 
 def _cell_is_newest(cls: type) -> bool:
-    """Return False if a class overrides the scale's methods, but inherits the update cell of a base class."""
+    """Return False if a class overrides `get_loss_scale` or `update_loss_scale`, but inherits `get_update_cell`."""
 
     def age(name: str) -> int:
         return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))

@@ -145,7 +145,7 @@ class TrainOneStepCell:
         return gradients
 
     def update(self, gradients: list[Gradient]) -> Any:
-        """Apply unscaled gradients. The `LossScale` object decides whether a step that overflows is skipped.
+        """Apply unscaled gradients. Whether a step that overflows is skipped depends on the optimizer's loss scale.
 
         Args:
             gradients: one gradient for each of `weights`.
@@ -193,7 +193,7 @@ class TrainOneStepCell:
 
 
 class TrainOneStepWithLossScaleCell(TrainOneStepCell):
-    """One training step, which is skipped if it overflows. Calling the cell returns (loss, overflow, scale).
+    """One training step. By default, it is skipped if it overflows. Calling the cell returns (loss, overflow, scale).
 
     >>> from tf_lossscale.amp import DynamicLossScaleManager, WithLossCell
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -207,8 +207,8 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
     Args:
         network: as in `TrainOneStepCell`.
         optimizer: as in `TrainOneStepCell`.
-        scale_sense: a manager or an update cell from this package, or a number or a tensor of one element for a fixed
-            scale. Leave it out if `optimizer` is a `LossScaleOptimizer`.
+        scale_sense: a loss scale manager, an update cell, or the value of a fixed scale. The value can be a number or a
+            tensor with one element. Leave the argument out if `optimizer` is a `LossScaleOptimizer`.
 
     Raises:
         TypeError: `scale_sense` is missing or has an unsupported type.
@@ -233,7 +233,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return self.sens
 
     def update(self, gradients: list[Gradient]) -> Any:
-        """Apply unscaled gradients. The `LossScale` object decides whether a step that overflows is skipped.
+        """Apply unscaled gradients. Whether a step that overflows is skipped depends on the optimizer's loss scale.
 
         Args:
             gradients: one gradient for each of `weights`.

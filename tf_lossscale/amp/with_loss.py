@@ -28,14 +28,14 @@ class WithLossCell:
     Args:
         backbone: a Keras model or any function.
         loss_fn: the loss function. If its first two parameters are called `y_true` and `y_pred`, as in all Keras
-            losses, it is called with (label, output). If their names show the opposite order, it is called with
-            (output, label).
-        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the
-            parameter names of `loss_fn` do not show the order.
+            losses, it is called with (label, output). Otherwise, it is called with (output, label).
+        label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the first
+            parameter of `loss_fn` has a name like `label` or `target`, or if `loss_fn` has fewer than two positional
+            parameters.
 
     Raises:
         TypeError: `loss_fn` is not a function.
-        ValueError: the names of the parameters of `loss_fn` do not show the order, and `label_first` is missing.
+        ValueError: `label_first` is required, but missing.
 
     Source: MindSpore, `mindspore.nn.WithLossCell`.
     """

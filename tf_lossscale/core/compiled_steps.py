@@ -53,12 +53,13 @@ class CompiledSteps:
             reads: all Python objects that the function reads, except its arguments.
             function: a function of tensors that returns a tensor. XLA's error messages contain the function's name.
             *arguments: example arguments with which the function is traced: tensors, lists of tensors, or None.
-            ignored: names of attributes of the objects in `reads`. Their values may differ between calls, because the
-                function sets these attributes before it reads them.
+            ignored: the names of attributes, on the objects in `reads`, that the function sets before it reads them.
+                The values of these attributes may differ between calls.
 
         Returns:
-            A compiled function with the same arguments. If `function` cannot be compiled, or if later calls to the
-            compiled function might return wrong results, the reason is logged once and None is returned.
+            A compiled function with the same arguments. None if `function` cannot be compiled, if later calls to the
+            compiled function might return wrong results, or if there are already too many versions. Each reason is
+            logged once. Nothing is logged if the trace only filled a cache, because the next trace may then succeed.
         """
         if not tf.executing_eagerly():
             return _with_xla(function)
@@ -90,8 +91,8 @@ class CompiledSteps:
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # A step that cannot be traced runs without XLA. It then raises the same error as the trace, unless the
-                # error occurs only during tracing.
+                # A step that cannot be traced runs without XLA. If the step itself is faulty, it raises the error again
+                # there. An error that only tracing causes does not occur again.
                 self.log_once(f"TensorFlow cannot trace a step ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:

@@ -64,7 +64,8 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
         A hashable tuple that differs if any of the constants differs.
 
     Raises:
-        Unknown: a part of the object may affect a function in a way that the part's attributes do not show.
+        Unknown: a part of the object may affect a traced function, but the key cannot represent the part, for example a
+            Python function or a large array.
     """
     items: list[Any] = []
     identified = [] if identified is None else identified

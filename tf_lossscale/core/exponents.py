@@ -13,7 +13,7 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The default number of steps between two counts of the gradients.
+#: The default number of steps from one count of the gradients to the next.
 EVERY = 100
 
 _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -62,7 +62,7 @@ class Exponents(Variables):
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
     ) -> list[tf.Operation]:
-        """Increment the step count, and count the gradients by exponent if the interval has passed.
+        """Increment the step count. If a count is due, count the gradients by exponent.
 
         Call this in a replica context.
 
@@ -85,8 +85,8 @@ class Exponents(Variables):
         _require_own_copies()
         if not tf.executing_eagerly():
             self.__dict__["_in_graphs"] = True
-        # Each replica discards only its own cached values. A slower replica whose values were discarded would read the
-        # variables again in the current step, and wait forever for the other replicas.
+        # Each replica discards only its own cached values. If a replica discarded a slower replica's values, the slower
+        # replica would read the variables again in the current step, and wait forever for the others.
         self._known.pop(replicas.replica(), None)
         rows = names()
         replicas.once(lambda: self._make(rows))
@@ -115,7 +115,7 @@ class Exponents(Variables):
         return steps + 1 >= following
 
     def count_next(self) -> None:
-        """Count the gradients of the next step, even if the interval has not passed yet."""
+        """Make the next step count its gradients, even if no count is due yet."""
         # Before the first step, the variable does not exist. The gradients of the first step are counted in any case.
         if "following" not in self._all():
             return

@@ -84,7 +84,7 @@ def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
 
 
 def is_scaled(gradient: Any) -> bool:
-    """Return whether a gradient is marked as scaled, because it was passed to `get_unscaled_gradients`."""
+    """Return whether a gradient is marked as scaled. `get_unscaled_gradients` marks the gradients that it receives."""
     return hasattr(gradient, _SCALED)
 
 

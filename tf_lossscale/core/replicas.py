@@ -61,14 +61,14 @@ def several_processes() -> bool:
 
 
 def write_independently() -> bool:
-    """Return whether each replica writes its own copies of the variables, in steps without a merge call.
+    """Return whether each replica writes its own copies of the variables, so that a step needs no merge call.
 
     >>> write_independently()
     False
 
     Returns:
-        True inside `independent_writes`, and under MirroredStrategy if XLA compiles the function that the replicas run
-        on GPUs.
+        True inside `independent_writes` if a strategy is in use, and under MirroredStrategy if XLA compiles the
+        function that the replicas run on GPUs. Otherwise False.
     """
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 

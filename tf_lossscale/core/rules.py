@@ -66,7 +66,7 @@ class Rules:
         growth_factor: the factor by which the scale is multiplied when it grows. The factor must be above 1.
         backoff_factor: the factor by which the scale is multiplied when it is lowered. The factor must be above 0
             and below 1.
-        hysteresis: the number of overflows after which the scale is lowered.
+        hysteresis: the number of overflows in a row after which the scale is lowered.
         min_scale: the scale is never lowered below this value.
         max_scale: the scale never grows above this value. None means float32's maximum.
         finite_step_resets: whether a finite step resets the count of overflows. In TensorFlow 1's tf.contrib, a finite

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class LossScale(Variables):
     """The base class of all loss scales. Derive from it to define how a loss scale changes from step to step.
 
-    A subclass defines `__call__` and, if the scale reacts to gradients, `check` and `move`. If `may_skip` is True, each
-    step calls `check`, then `move`; otherwise it calls neither. Write both methods with TensorFlow's operations,
-    because a `tf.function` traces them only once. Pass an instance as the `loss_scale_manager` argument of
-    `LossScaleOptimizer`.
+    A subclass must define `__call__`. It may override `check`, which decides whether to apply a step, and `move`, which
+    changes the scale. If `may_skip` is True, each step calls `check`, then `move`; otherwise it calls neither. Write
+    both methods with TensorFlow's operations, because a `tf.function` traces them only once. Pass an instance as the
+    `loss_scale_manager` argument of `LossScaleOptimizer`.
 
     >>> import tf_lossscale
     >>> class Scheduled(tf_lossscale.LossScale):
@@ -197,7 +197,7 @@ class LossScale(Variables):
 
 
 class FixedLossScale(LossScale):
-    """A fixed scale. Unless `skip_nonfinite` is True, no step is skipped and the object has no variables.
+    """A fixed scale. By default, every step is applied and the object has no variables.
 
     >>> FixedLossScale(128)().numpy().item()
     128.0

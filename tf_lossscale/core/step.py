@@ -169,7 +169,7 @@ def _apply_if_finite(
         return [recorded, update.observe(applied, gradients, to_check)] if update.observes else recorded
 
     if tf.executing_eagerly():
-        # The Python `if` waits for the device, unless the check has already waited for it.
+        # `bool` waits for the device if the check has not already done so.
         outcome = bool(applied)
         _ = apply(to_apply) if outcome else skip()
         record()
@@ -185,7 +185,7 @@ def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any
 def _finish_compiled(loss_scale: LossScale, update: Update, gradients: Gradients, consensus: Gradients | None) -> Any:
     """Take the step in one function that XLA compiles. Each replica uses its own copies of the variables.
 
-    The step runs without XLA if the compiled function might return wrong results in later steps.
+    If `CompiledSteps.compile` returns None, the step runs without XLA.
     """
     tensors, gradients_of = as_arguments(gradients, True)
 

@@ -144,12 +144,12 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
 
     @property
     def good_steps(self) -> Any:
-        """The number of finite steps since the scale last changed, as an int32 scalar variable."""
+        """The number of finite steps that count towards raising the scale, as an int32 scalar variable."""
         return self._num_good_steps
 
     @property
     def bad_steps(self) -> Any:
-        """The number of overflows since the scale last changed, as an int32 scalar variable."""
+        """The number of overflows that count towards lowering the scale, as an int32 scalar variable."""
         return self._num_bad_steps
 
     def _reset_stats(self) -> Any:
@@ -176,8 +176,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
     def as_loss_scale(self) -> state.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
 
-        The result is this manager itself, unless the manager is an instance of a subclass. In that case, the result is
-        a separate object that calls the manager's methods.
+        If this manager is an instance of a subclass, the result is a separate object that calls the manager's methods.
+        Otherwise, the result is the manager itself.
         """
         return self if type(self) is ExponentialUpdateLossScaleManager else super().as_loss_scale()
 

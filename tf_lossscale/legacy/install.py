@@ -124,8 +124,8 @@ def wrap_in_compile() -> Installation:
     already compiled keep their optimizer. The call applies to Keras 3 and to tf_keras. It may come before or after
     `import tensorflow`, and may be repeated.
 
-    A global policy other than "mixed_float16" can have a loss scale if `tf_lossscale.legacy.experimental` created it.
-    `compile` wraps the optimizer under such a policy as well.
+    There is one exception: a global policy that `tf_lossscale.legacy.experimental` created can have a loss scale
+    without being "mixed_float16". `compile` then wraps the optimizer, although Keras alone would not.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale

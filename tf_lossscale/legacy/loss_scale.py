@@ -199,7 +199,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
 
     @property
     def good_steps(self) -> tf.Variable:
-        """The number of finite steps since the scale last changed, as an int64 scalar variable."""
+        """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
         return self._num_good_steps
 
     def __call__(self) -> tf.Tensor:

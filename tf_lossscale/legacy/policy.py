@@ -88,7 +88,7 @@ class Policies:
     def loss_scale_of_models(self) -> Any:
         """Return the loss scale of the wrapper that `compile` creates. None means that `compile` creates no wrapper.
 
-        The loss scale is a LossScale or "dynamic". It is "dynamic" if the library's own functions set the policy.
+        The loss scale is a LossScale or "dynamic". It is "dynamic" if the policy was created without a `loss_scale`.
         """
         policy = self.global_policy()
         if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:

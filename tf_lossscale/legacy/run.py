@@ -70,8 +70,8 @@ def run_program(arguments: argparse.Namespace, command: str) -> int:
     """Run a script or module as `python` would, with the same `sys.argv`, `__main__`, exit code and traceback.
 
     Args:
-        arguments: a namespace. Its `module` attribute is a list of a module's name and arguments. If this list is
-            empty, its `script` attribute is a list of a script's path and arguments.
+        arguments: a namespace. Its `module` attribute is a list: the name of a module, then the module's arguments. If
+            this list is empty, its `script` attribute is a list: the path of a script, then the script's arguments.
         command: the name of the calling subcommand, for messages.
 
     Returns:

@@ -10,7 +10,7 @@
 | `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
 | `tf.contrib`: a finite step resets the count of overflows | no | - | - | no |
 | `tf.contrib`: a gradient that is None, or an iterator as `grads_and_vars` | errors | - | - | accepted |
-| fixed scale, non-finite gradients | applied | applied | applied | applied |
+| `FixedLossScale`: non-finite gradients | applied | applied | applied | applied |
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class DividingRules(Rules):
     """TensorFlow's rules for the scale: it is multiplied by `multiplier` to grow, and divided by it after an overflow.
 
     In a graph, an overflow multiplies the scale by the reciprocal of `multiplier` instead, because TensorFlow's graph
-    optimizer replaces the division in the same way. The last bit of the scale may therefore differ from that in eager
-    mode.
+    optimizer replaces the division in the same way. In the last bit, the scale may therefore differ between graphs and
+    eager mode.
 
     >>> rules = DividingRules.of(increment_period=3, multiplier=2.0)
     >>> rules.growth_steps

@@ -21,7 +21,7 @@ _made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDiction
 
 @functools.cache
 def stand_in_for(library: str) -> Any:
-    """Return a replacement for the wrapper class that a Keras library's `compile` puts around optimizers.
+    """Return a replacement for the class in which a Keras library's `compile` wraps optimizers.
 
     >>> import tensorflow as tf
     >>> stand_in = stand_in_for("keras")
@@ -33,8 +33,8 @@ def stand_in_for(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A class whose constructor returns this package's wrapper. Every loss scale optimizer passes an `isinstance`
-        check against this class.
+        A class whose constructor returns this package's wrapper, or the optimizer itself if the global policy has no
+        loss scale. Every loss scale optimizer passes an `isinstance` check against this class.
     """
 
     class LossScaleOptimizer(metaclass=WrapperName):

@@ -64,7 +64,7 @@ def draw_variables(counts: ExponentCounts, out: pathlib.Path) -> None:
 
 
 def draw_steps(run: Sequence[ExponentCounts], out: pathlib.Path) -> None:
-    """Draw the exponents of all gradients together over the steps of a run. A failure leaves no partial file.
+    """Draw the distribution of all gradients' exponents in each step of a run. A failure leaves no partial file.
 
     Args:
         run: the exponent counts of at least one step.
@@ -107,7 +107,7 @@ def colour_bar(figure: Any, mesh: Any, axes: Any, label: str) -> None:
 
     Args:
         figure: the matplotlib figure.
-        mesh: the return value of `steps_on`.
+        mesh: the matplotlib mesh of one of the heat maps.
         axes: all axes of the figure.
         label: the label of the colour bar.
     """

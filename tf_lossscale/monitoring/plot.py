@@ -195,6 +195,6 @@ def _scalars(path: pathlib.Path) -> list[tuple[str, int, float]]:
                     number = tf.make_ndarray(value.tensor) if value.HasField("tensor") else value.simple_value
                     scalars.append((kinds[value.tag], event.step, float(number)))
     except tf.errors.DataLossError:
-        # If a run was killed, its last record is incomplete. The records before it are valid.
+        # If a run was killed, its last record may be incomplete. The records before it are valid.
         pass
     return scalars

@@ -22,7 +22,7 @@ from tf_lossscale.precision.report_text import whether_float16_fits
 _EVERY = 10
 
 # Maps each module of Keras and tf_keras that defines a base class of optimizers to the name of that class. Keras 3 has
-# no `legacy.optimizer_v2` module, so the entry for that module has no effect.
+# no `legacy.optimizer_v2` module, so the entry `keras.src.optimizers.legacy.optimizer_v2` has no effect.
 _PLACES = {
     f"{package}.src.optimizers.{module}": name
     for package in ("keras", "tf_keras")
@@ -124,8 +124,8 @@ class _Probes:
                 self._known[id(optimizer)] = optimizer
                 probe = self._enter(optimizer)
                 if probe is not None:
-                    # The probe replaces the optimizer's methods, which takes effect from the next step on. The current
-                    # step is already running the original method, so it is counted explicitly.
+                    # The probe has replaced the optimizer's methods, but the current step is already running the
+                    # original method. Wrap this method explicitly, so that the current step is counted too.
                     bound = probe.method(bound)
             return bound(*args, **kwargs)
 

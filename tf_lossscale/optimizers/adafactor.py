@@ -52,8 +52,8 @@ class AdafactorBase(hooks.Hooked):
     _moments: dict[Any, dict[str, Any]]
     #: Whether `build` adds variables to the first group if they are in no group.
     _takes_more: bool
-    #: For each group, the positions of its variables in the list that will be passed to `build`. This attribute is None
-    #: unless the optimizer was created by `from_config` and has not been built yet.
+    #: For each group, the positions of its variables in the list that will be passed to `build`. `from_config` sets
+    #: this attribute if the config has several groups, and `build` sets it back to None.
     _positions: list[list[int]] | None
     #: Whether the optimizer has logged how much memory `foreach` needs.
     _said: bool
@@ -156,7 +156,7 @@ class AdafactorBase(hooks.Hooked):
             variables: an iterable of `tf.Variable` or `keras.Variable` objects.
 
         Raises:
-            ValueError: a variable is in none of the groups that were passed to the constructor.
+            ValueError: `params` was passed to the constructor, and a variable is in no parameter group.
         """
         if self._is_built:
             return
@@ -330,7 +330,8 @@ class AdafactorBase(hooks.Hooked):
     def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
         """Split the indices of `members` into batches.
 
-        With `foreach`, all variables in a batch have the same shape and dtype.
+        Without `foreach`, each batch has one variable. With `foreach`, all variables in a batch have the same shape and
+        dtype.
         """
         if not group["foreach"]:
             return [[i] for i in range(len(members))]

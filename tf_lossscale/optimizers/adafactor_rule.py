@@ -97,12 +97,13 @@ def update(
         moments: the second moments, in the order of `moment_shapes` and in the parameter's dtype.
         weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
         rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
-        shrink: the fraction of X that the weight decay subtracts, a scalar like `rate`. None means no weight decay.
+        shrink: the fraction of X that the weight decay subtracts, a scalar of the `compute_dtype`, or None for no
+            weight decay.
         eps: (eps1, eps2). If eps1 is None, the distance from 1 to the next larger number of the dtype is used.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
-        stacked: whether several parameters are updated at once. Every tensor, including `weight` and `rate`, then has
-            an additional first axis with one entry for each parameter.
+        stacked: whether several parameters are updated at once. Every tensor except `shrink` then has an additional
+            first axis with one entry for each parameter.
 
     Returns:
         The amount, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
@@ -145,7 +146,7 @@ def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
-    # As in PyTorch, NaN is replaced with `least`, so that the update is NaN only in elements whose gradient is NaN.
+    # As in PyTorch, NaN is replaced with `least`, so that an RMS of NaN does not make all elements of the update NaN.
     return tf.where(value > least, value, least)
 
 

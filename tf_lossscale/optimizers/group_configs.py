@@ -8,7 +8,7 @@ from tf_lossscale.optimizers.parameter_groups import ParameterGroup
 
 
 def config_of(optimizer: Any) -> dict[str, Any]:
-    """Return the part of Adafactor's config that Keras's own `get_config` does not contain.
+    """Return the entries that Adafactor adds to the config of Keras's base class, or replaces in it.
 
     >>> from tf_lossscale.optimizers import Adafactor
     >>> config_of(Adafactor(eps=(None, 0.01)))["eps"]

@@ -55,8 +55,8 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     (12.0, ['param_groups', 'state'])
 
     The update of a half-precision parameter is computed in float32. This algorithm differs from the paper's in four
-    ways: the learning rate bounds the step size and is multiplied by the parameter's RMS, eps1 bounds V from below
-    instead of being added to G**2, R and C are means instead of sums, and the weight decay acts on X itself.
+    ways: `lr` replaces the paper's constant of 0.01 as the upper bound of the relative step size, eps1 bounds V from
+    below instead of being added to G**2, R and C are means instead of sums, and there is a decoupled weight decay.
 
     Args:
         params: the variables to update, as an iterable of variables, of (name, variable) pairs, or of dicts with

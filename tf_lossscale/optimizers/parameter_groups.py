@@ -24,10 +24,10 @@ class ParameterGroup(MutableMapping[str, Any]):
     0.005
 
     Args:
-        entries: "params" and the options, in order. The value of "lr" is ignored; `rate` replaces it.
+        entries: a dict with "params" and the options. The group keeps its order. `rate` replaces the value of "lr".
         rate: the learning rate.
-        own: the names of the options that were passed for this group. These options do not change when the optimizer's
-            option of the same name is changed.
+        own: the names of the options that were passed for this group. If the optimizer's option of the same name is
+            changed, these options keep their values, except in the first group.
 
     The `steps` attribute is a float32 variable with the step count of each variable in the group. It is None before the
     optimizer is built.

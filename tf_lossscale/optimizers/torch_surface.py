@@ -105,8 +105,8 @@ class TorchSurface(AdafactorBase):
         """Reset the variables' gradients.
 
         Args:
-            set_to_none: if True, `grad` becomes None, and `step` then changes neither the variable nor its state. If
-                False, `grad` becomes zeros, and `step` updates both.
+            set_to_none: if True, `grad` becomes None, so `step` ignores it. If False, `grad` becomes a tensor of zeros,
+                which `step` uses to update the variable and its state.
         """
         for variable in self._parameters():
             before = getattr(variable, "grad", None)
@@ -126,9 +126,9 @@ class TorchSurface(AdafactorBase):
         {'step': (), 'row_var': (2, 1), 'col_var': (1, 3)}
 
         Returns:
-            A dict. Parameters are numbered across all groups. The keys of "state" are the numbers of the parameters
-            that have been updated; its values are the states of these parameters. "param_groups" contains the groups,
-            with these numbers as "params". Hooks can replace the dict.
+            A dict. All parameters are numbered, across all groups. "state" maps the number of each parameter that has
+            been updated to the parameter's state. "param_groups" contains the groups, in which "params" is the list of
+            the numbers of all parameters in the group. Hooks can replace the dict.
         """
         for hook in self._hooks["state_dict_pre"]:
             hook(self)

@@ -114,9 +114,9 @@ def whether_float16_fits(report: PrecisionReport) -> str:
 def table(report: PrecisionReport) -> Any:
     """Return an object that `rich.print` can print: the step, a summary, the table and a note about the table.
 
-    The table shows what fraction of the values vanishes without a loss scale, at half the report's scale, at this
-    scale and at twice this scale. If the report's scale is 1, the table shows only the fractions without a loss scale
-    and at the best scale.
+    The table shows what fraction of the values vanishes without a loss scale, at the report's scale, and at half and
+    twice the report's scale. If the report's scale is 1, the table shows only the fractions without a loss scale and at
+    the best scale.
 
     Args:
         report: the report.

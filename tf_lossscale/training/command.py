@@ -136,7 +136,7 @@ def _short(scale: float) -> str:
 
 
 def _save(run: Any, settings: Settings, out: pathlib.Path) -> OSError | None:
-    """Save the run. Return the error if saving fails, so that the caller can try again at the end of the training."""
+    """Save the run. If saving fails, return the error, so that the caller can try again before the command ends."""
     from tf_lossscale.training import saved
 
     try:

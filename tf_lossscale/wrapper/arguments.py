@@ -72,14 +72,13 @@ def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."
     if not isinstance(dynamic, (int, float)):
-        return "For a scale that stays the same, pass dynamic=False, initial_scale=1024."
+        return "For a fixed scale, pass dynamic=False, initial_scale=1024."
     steps = initial_scale if growth_steps is None else growth_steps
     if steps is not None:
         return f"Instead of Keras 3's order, pass initial_scale={dynamic!r}, dynamic_growth_steps={steps!r}."
     return (
-        "For a scale that stays the same, as a number by position was in TensorFlow 2.3, pass dynamic=False, "
-        f"initial_scale={dynamic!r}; for one that starts there and then changes, as in Keras 3, pass "
-        f"initial_scale={dynamic!r}."
+        f"For a fixed scale, as in TensorFlow 2.3, pass dynamic=False, initial_scale={dynamic!r}. For a dynamic scale "
+        f"with this initial value, as in Keras 3, pass initial_scale={dynamic!r}."
     )
 
 

@@ -152,7 +152,7 @@ class Configurable(Parts):
 
 
 def _a_model_is_being_saved() -> bool:
-    """Return whether one of Keras's functions that save or pickle a model is on the call stack."""
+    """Return whether Keras is saving or pickling a model. While a function is being traced, return False."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

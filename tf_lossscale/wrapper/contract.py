@@ -171,7 +171,7 @@ class Contract:
             gradients: tensors, IndexedSlices or None.
 
         Raises:
-            RuntimeError: the calls so far contradict each other.
+            RuntimeError: the calls so far do not determine whether the gradients are scaled.
         """
         decision = self._decide(gradients, _APPLY_GRADIENTS, otherwise=False)
         self._warn_of_forgotten_calls()
@@ -185,8 +185,8 @@ class Contract:
             may_be_unscaled: whether this optimizer family's `apply` also accepts unscaled gradients.
 
         Raises:
-            RuntimeError: the gradients are unscaled and `may_be_unscaled` is False, or the calls so far contradict each
-                other.
+            RuntimeError: `may_be_unscaled` is False and the gradients are unscaled, or it is True and the calls so far
+                do not determine whether the gradients are scaled.
         """
         if may_be_unscaled:
             decision = self._decide(gradients, _APPLY, otherwise=True)
@@ -251,10 +251,10 @@ class Contract:
     def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
-        `get_unscaled_gradients` marks the gradients that it receives as scaled, and the gradients that it returns as
-        unscaled. For gradients without a mark, the earlier calls decide. The gradients may come from several functions
-        and threads. If `get_unscaled_gradients` was the most recent call in all of them, the gradients are unscaled. If
-        it was the most recent call in only some of them, the gradients may be unscaled.
+        `get_unscaled_gradients` marks its input gradients as scaled and its output gradients as unscaled. For gradients
+        without a mark, the earlier calls decide. The gradients may come from several functions and threads. If
+        `get_unscaled_gradients` was the most recent call in all of them, the gradients are unscaled. If it was the most
+        recent call in only some of them, the gradients may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -294,7 +294,7 @@ class Contract:
         return [call for call in (*own_calls, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return the most recent call that this thread made in each place: a traced function, or `_EAGER`.
+        """Return this thread's most recent call in each element of `places`, which is a traced function or `_EAGER`.
 
         If this thread made no call in a traced function, return the calls that other threads made in it, because each
         replica is traced in its own thread.

@@ -146,7 +146,7 @@ def load_all(library: str) -> list[type]:
 def of_config(config: dict[str, Any]) -> type:
     """Return the wrapper class for a serialized optimizer.
 
-    The optimizer's family is recognized by keys of the config that only one family writes.
+    The optimizer's family is recognized by its module, or by config keys that only one family writes.
 
     >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
@@ -186,8 +186,8 @@ MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 # the two would overwrite each other's loss scale in a checkpoint.
 _wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 
-# Every LossScaleOptimizer class, from this package or another library, derives from a class that has one of these
-# names and is defined in one of these packages.
+# Every LossScaleOptimizer class, from this package or another library, has one of these names and is defined in one of
+# these packages, or derives from such a class.
 _SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossScaleOptimizer")
 _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
@@ -226,8 +226,8 @@ def adapter_of(inner_optimizer: Any) -> Any:
     if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
         raise errors.NotWrappable(
             '"inner_optimizer" must not come from the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
-            f"but got: {inner_optimizer!r}. Use tf.keras instead of tf_keras, for the model as well: the classes are "
-            "the same. Or install TensorFlow 2.16 or newer."
+            f"but got: {inner_optimizer!r}. Use tf.keras instead of tf_keras, for the model as well: both have "
+            "the same API. Or install TensorFlow 2.16 or newer."
         )
     if adapter is None:
         raise errors.NotWrappable(

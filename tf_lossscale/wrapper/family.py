@@ -202,7 +202,7 @@ class Family(abc.ABC):
         return tuple(getattr(self.inner, "hyperparameter_names", ()))
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Check constructor options, and return those to set on the optimizer. This method sets nothing itself."""
+        """Check constructor options, and return the attributes to set on the optimizer, without setting them."""
         name = None if self.name_attribute is None else options_lib.take_name(given)
         wanted = options_lib.checked(self.inner, given, self.options)
         if wanted and self.is_built:
@@ -234,7 +234,7 @@ class Family(abc.ABC):
         return copy.deepcopy(self.inner, memo)
 
     def parts_changed(self) -> Any:
-        """Delete the list in which the library caches the objects that the optimizer tracks, if there is one."""
+        """If the library caches a list of the objects that the optimizer tracks, delete this list."""
         return None
 
     # Restoring, for `migrate`. ----------------------------------------------------------------------------------

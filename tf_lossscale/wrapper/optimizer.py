@@ -107,7 +107,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             `dynamic=False, initial_scale=1, skip_nonfinite=True`.
         growth_factor: the factor by which the scale is multiplied when it grows.
         backoff_factor: the factor by which the scale is multiplied after an overflow.
-        hysteresis: the number of overflows after which the scale is lowered.
+        hysteresis: the number of overflows in a row after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
         max_scale: the value above which the scale never grows. The default is the largest float32 number.
         on_stall: what happens in a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
@@ -123,10 +123,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             are not counted cost almost nothing extra.
         loss_scale_manager: a manager from `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
             rules, so the arguments from `dynamic` to `max_scale` must not be passed.
-        jit_compile: whether XLA compiles the optimizer's step, but not the model. One or a few kernels then check and
-            apply the gradients. In a tf.function, they also unscale most of the gradients. The same steps are skipped,
-            but weights may differ in their last bits. A step that XLA cannot compile, for example with sparse gradients
-            or under some strategies, runs without XLA, and a warning says so once.
+        jit_compile: whether XLA compiles the optimizer's step. The model is not compiled. One or a few kernels then
+            check and apply the gradients. In a tf.function, they also unscale most of the gradients. The same steps are
+            skipped, but weights may differ in their last bits. A step that XLA cannot compile, for example with sparse
+            gradients or under some strategies, runs without XLA, and a warning says so once. If the inner optimizer's
+            code reads global Python variables, a compiled step keeps using their values at the time of compilation.
         **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`.
@@ -653,7 +654,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def dynamic_counter(self) -> tf.Variable | None:
-        """The number of finite steps since the scale last changed, as an int64 variable.
+        """The number of finite steps that count towards the next growth of the scale, as an int64 variable.
 
         It is None if the scale is fixed.
         """
@@ -676,7 +677,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         "The factor by which the scale is multiplied after an overflow, or None if the scale is fixed.",
     )
     hysteresis: int | None = setting(
-        "hysteresis", "The number of overflows after which the scale is lowered, or None if the scale is fixed."
+        "hysteresis", "The number of overflows in a row after which the scale is lowered. None if the scale is fixed."
     )
     min_scale: float | None = setting(
         "min_scale", "The value below which the scale is never lowered, or None if the scale is fixed."
@@ -739,7 +740,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Set the values of the inner optimizer's variables, and optionally those of the loss scale.
+        """Set the inner optimizer's variables, and optionally also the loss scale's variables.
 
         Args:
             weights: the NumPy arrays that `get_weights` returned. As in h5 files, the values of the loss scale's
@@ -754,7 +755,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             variables = list(self.variables)
         if len(weights) != len(variables):
             raise ValueError(
-                f"set_weights(weights) needs {len(variables)} arrays, as many as get_weights() returns, but got "
+                f"set_weights(weights) needs {len(self.weights)} arrays, as many as get_weights() returns, but got "
                 f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
             )
         assign_all(variables, weights)

@@ -125,10 +125,11 @@ class Observable(Parts):
         (8.0, 0)
 
         Returns:
-            A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps since the scale last changed),
-            `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`, `skipped_in_a_row` and
-            `total_steps`. Checkpoints and weight files store only the first three values; saved models and pickles
-            store all of them. If the scale is fixed or user-defined, the dict contains only `loss_scale`.
+            A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps that count towards the next
+            growth of the scale), `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`,
+            `skipped_in_a_row` and `total_steps`. Checkpoints and weight files store only the first three values; saved
+            models and pickles store all of them. If the scale is fixed or user-defined, the dict contains only
+            `loss_scale`.
 
         Raises:
             RuntimeError: the method is called while a graph is being built.

@@ -18,7 +18,7 @@ from tf_lossscale.core.step import Update, take_step
 
 
 class SharedLossScale(DynamicLossScale):
-    """One loss scale for several optimizers. An overflow in any of them skips the step of each.
+    """One loss scale for several optimizers. An overflow in any of them skips the steps of all of them.
 
     Use it for GANs and for models with several losses. Pass the object to each optimizer as
     `loss_scale_manager`, and take the optimizers' steps inside a `with shared.together():` block.

@@ -18,7 +18,7 @@ PATIENCE = 100
 
 
 class Stall:
-    """Warns, raises an error or calls a function when training stalls: when 100 steps in a row are skipped.
+    """Warns, raises an error or calls a function when training stalls, that is, when 100 steps in a row are skipped.
 
     Each stall is reported once. An applied step ends the stall.
 
@@ -53,7 +53,8 @@ class Stall:
         """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
 
         Args:
-            optimizer: the LossScaleOptimizer. The method does nothing if its loss scale's `lowest` attribute is None.
+            optimizer: the LossScaleOptimizer. The method does nothing if its loss scale has no lower bound: if the
+                scale's `lowest` attribute is None.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".

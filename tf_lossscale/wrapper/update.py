@@ -1,4 +1,4 @@
-"""The part of a step that is specific to one wrapper. It unscales and reduces gradients, then applies or skips them."""
+"""The part of a step that is specific to one wrapper: unscaling, reducing and applying the gradients, and skipping."""
 
 from __future__ import annotations
 

@@ -460,9 +460,8 @@ def test_what_stops_the_writing_leaves_nothing_behind(good, tmp_path, capsys, mo
     assert code == (130 if isinstance(stops, KeyboardInterrupt) else 2)
     assert printed.out == ""
     if code == 2:
-        message = (
-            f"{tmp_path / 'new'}: cannot write a checkpoint here (No space left on device). Nothing was changed.\n"
-        )
+        reason = "cannot write a checkpoint to this path (No space left on device)"
+        message = f"{tmp_path / 'new'}: {reason}. Nothing was changed.\n"
         assert printed.err == f"tf-lossscale convert: {message}"
     assert os.listdir(tmp_path) == ["old"]
 

@@ -63,7 +63,7 @@ def loops() -> bool:
 
 
 def compiled_for_the_cpu() -> bool:
-    """Return whether XLA compiles the function being traced, and the machine has no accelerators.
+    """Return True if XLA compiles the function being traced and the machine has no accelerators.
 
     >>> compiled_for_the_cpu()
     False

@@ -121,7 +121,7 @@ def fit_in_a_stack(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def are_small(gradients: Sequence[Any]) -> bool:
-    """Return whether all dense gradients together are so small that starting operations dominates a step's time.
+    """Return whether the dense gradients are so small in total that a step spends most of its time starting operations.
 
     >>> are_small([tf.ones([1000])] * 400), are_small([tf.ones([4_000_000])] * 4)
     (True, False)
@@ -206,7 +206,8 @@ class Packed:
         stacked_positions = {i for members in self._stacked for i in members}
         self._alone = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in stacked_positions]
         #: The stacks, followed by the gradients that are not in a stack. Some of these gradients are `Scaled` objects.
-        #: The stacks and gradients are finite if and only if the unpacked gradients are.
+        #: The unpacked gradients are finite if and only if the stacks, the other gradients and the quotients of the
+        #: `Scaled` objects are finite.
         self.tensors: list[Any] = [stack for stack, _ in whole_stacks]
         for i in self._alone:
             self.tensors.append(origins[i] if scaled and isinstance(origins[i], Scaled) else gradients[i])

@@ -5,6 +5,6 @@ The modules:
 - `saved` defines the classes that represent the contents of a file, whatever its format.
 - `object_graphs`, `savers` and `keras_files` each read one family of formats. `read` chooses between them.
 - `slots` contains the slot names of each library. `matching` pairs the variables in a file with the user's variables.
-- `restore` and `convert` are built on these modules. `saver_names` maps the variable names of TensorFlow 1 to current
-  variables.
+- `restore` and `convert` are built on these modules. `saver_names` maps the variable names in a TensorFlow 1 file to
+  the variables of the current graph.
 """

@@ -28,7 +28,7 @@ _SAVED_AS = {"learning_rate": "schedule", "initial_scale": "loss scale"}
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """One converted optimizer and its loss scale."""
+    """Describes one converted optimizer: how to construct it, and the values that were restored into it."""
 
     #: The optimizer's path in the new checkpoint.
     path: str
@@ -72,8 +72,8 @@ def convert(
         FileExistsError: `out` exists and is not an empty folder.
         FileNotFoundError: there is no file at `path`.
         OSError: the checkpoint cannot be written to `out`; nothing was changed.
-        ValueError: the file is damaged, its optimizer has no equivalent in the new library, or the learning rate is
-            neither passed nor in the file.
+        ValueError: the file is damaged or has no optimizer; an optimizer has no equivalent in the new library;
+            `learning_rate` is not a finite number above 0, or is None although the file has a TensorFlow 1 optimizer.
     """
     if learning_rate is not None:
         errors.positive_number("learning_rate", learning_rate, "Pass the learning rate with which training continues.")
@@ -89,7 +89,7 @@ def convert(
     try:
         _write(folder, _tree(file, parts, family))
     except OSError as error:
-        raise OSError(f"{folder}: cannot write a checkpoint here ({error}). Nothing was changed.") from error
+        raise OSError(f"{folder}: cannot write a checkpoint to this path ({error}). Nothing was changed.") from error
     return converted
 
 
@@ -133,11 +133,11 @@ def _optimizer(file: File, saved: Optimizer, options: dict[str, Any], family: An
         part = saved.path or "the optimizer"
         why = f"{part} is of class {saved.name!r}, which is not one of {', '.join(slots.ATTRIBUTES)}"
         if not saved.name:
-            why = f"the file does not name the class of {part}"
-        raise ValueError(
-            f"{file.path}: the optimizer cannot be converted, because {why}. Construct the optimizer in code, and call "
-            "tf_lossscale.migrate.restore."
-        )
+            why = (
+                f"the file does not name the class of {part}. Construct the optimizer in code, and call "
+                "tf_lossscale.migrate.restore"
+            )
+        raise ValueError(f"{file.path}: the optimizer cannot be converted, because {why}.")
     if saved.learning_rate is None and saved.of_tf1:
         raise ValueError(
             f"{file.path}: the file does not contain the learning rate, and the new checkpoint needs it. Pass it as "
@@ -155,7 +155,7 @@ def _optimizer(file: File, saved: Optimizer, options: dict[str, Any], family: An
             )
     code = f"{family.optimizers_name}.{saved.name}({_shown(options)})"
     if options["learning_rate"] is _UNKNOWN:
-        # The saved optimizer had a learning rate schedule that the file does not describe. Any schedule gives the
+        # The saved optimizer had a learning rate schedule, which is not read from the file. Any schedule gives the
         # same checkpoint, because an optimizer with a schedule has no variable for the learning rate.
         options["learning_rate"] = library.schedules.ExponentialDecay(1.0, 1, 1.0)
     if options.get("momentum") is _UNKNOWN:
@@ -179,7 +179,8 @@ def _known_options(saved: Optimizer) -> dict[str, Any]:
 
 
 def _in_wrapper(code: str, saved: Optimizer) -> str:
-    """Return source code that wraps an optimizer, with the wrapper arguments that were read from the checkpoint."""
+    """If the saved optimizer was wrapped, return `code` inside a call that wraps it with the saved arguments. Otherwise
+    return `code`."""
     if saved.wrapper is None:
         return code
     usual = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
@@ -249,7 +250,8 @@ def _tree(file: File, parts: dict[str, Any], family: Any) -> Any:
 
 
 def _write(folder: pathlib.Path, root: Any) -> None:
-    """Write the checkpoint under a temporary name and rename it, so that the folder is complete or does not exist."""
+    """Write the checkpoint to a temporary folder and rename that folder, so that `folder` never contains part of a
+    checkpoint."""
     import tensorflow as tf
 
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ def _parsed(kind: type[Any], digits: str) -> Any:
 
 
 def _h5(path: str, source: Any) -> Any:
-    """Open an HDF5 file. Raise an error if it contains links, which could point to any other file on this machine."""
+    """Open an HDF5 file. Raise an error if an entry could refer to another file on this machine."""
     # h5py is always installed, because Keras depends on it.
     import h5py
 
@@ -233,7 +233,8 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # Keras's own wrapper saves a step count and a learning rate, which it never uses, and then its counter and scale.
+    # A Keras 3 wrapper, Keras's own or this package's, first saves a step count and a learning rate, neither of which
+    # it uses, and then its counter and its scale.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 

@@ -11,8 +11,8 @@ from tf_lossscale.migrate.checkpoints.saved import File, Slot, Tensor
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     """Pair each of the user's variables with a variable in the file.
 
-    The variables are matched by name if the file contains each name exactly once. Otherwise they are matched by their
-    order, if the shapes agree.
+    The variables in a list are matched by name if the file contains each name exactly once. Otherwise they are matched
+    by their order, if the shapes agree.
 
     >>> class Variable:
     ...     name, shape = "dense/kernel:0", (2,)
@@ -44,7 +44,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
 
 def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return a list of notes: one if variables of the same shape were matched only by their order, otherwise none."""
+    """Return a list that contains one note if variables of the same shape were matched only by their order."""
     unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
     shapes = [tensor.shape for tensor, _ in matched]
     if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
@@ -59,7 +59,8 @@ def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> I
     Args:
         slots: all slots with the same name, such as "momentum": one for each trained variable.
         file: the contents of the file, as returned by `read`.
-        known: variables to pair with the slots by their order if the names of the slots do not identify variables.
+        known: variables in the order of the slots. A slot whose name does not identify its variable is paired with the
+            variable at the same position. If the numbers of variables and slots differ, `known` is ignored.
     """
     by_order = known if len(known) == len(slots) else [None] * len(slots)
     for (tensor, owner, name), other in zip(slots, by_order):

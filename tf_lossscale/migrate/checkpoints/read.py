@@ -63,8 +63,8 @@ def _read(given: str) -> File:
             return keras_files.read_h5(given)
         if not pathlib.Path(f"{given}.index").exists():
             raise UnreadableError(
-                f"{given}: the file is neither a checkpoint nor a .keras or .h5 model, or it is damaged. For a "
-                "tf.train.Checkpoint, pass the prefix, without .index or .data."
+                f"{given}: the file is neither a checkpoint nor a .keras or .h5 model. If it should be one of these, "
+                "it is damaged. For a tf.train.Checkpoint, pass the prefix, without .index or .data."
             )
     return _checkpoint(prefix)
 

@@ -31,7 +31,7 @@ class Restored:
     Args:
         iterations: the number of steps taken.
         loss_scale: the loss scale.
-        dynamic_counter: the number of finite steps since the scale last changed.
+        dynamic_counter: the number of finite steps that count towards the next growth of the scale.
         notes: the reasons why the next steps will differ numerically from the steps of the saved optimizer.
     """
 
@@ -75,7 +75,8 @@ def restore(
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
             file by name, or by order and shape if the names differ. A dict maps the names that `tf-lossscale inspect`
             shows to variables.
-        name: the name of the optimizer in the file; required if the file contains several optimizers.
+        name: the optimizer's path in the file, as `tf-lossscale inspect` shows it; required if the file contains
+            several optimizers.
 
     Returns:
         The restored values, and notes if the next steps will differ numerically from those of the saved optimizer.
@@ -213,8 +214,9 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                 )
             value = tensor.value()
             if saved.of_tf1 and kind == "SGD":
-                # TensorFlow 1's momentum is a sum of gradients, and each step multiplies it by the learning rate.
-                # Keras's momentum is a sum of gradients that are already multiplied by the negative learning rate.
+                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
+                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
+                # negative learning rate.
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
     return planned

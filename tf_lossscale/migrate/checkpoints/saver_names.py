@@ -58,7 +58,7 @@ def saver_names(
         elif len(powers) == 1:
             by_name[powers[0]] = variable
         else:
-            others = f", but several of that kind: {', '.join(powers)}" if powers else ""
+            others = f", but several variables that may correspond to it: {', '.join(powers)}" if powers else ""
             raise ValueError(
                 f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}{others}. Pass only `variables` that "
                 "are in the file."

@@ -100,7 +100,7 @@ def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bo
     if "momentum_cache" in others:
         return "Nadam"
     if not slots:
-        # In TensorFlow 2, an optimizer with a hyperparameter `momentum` but without slots can only be SGD.
+        # In TensorFlow 2, only SGD and RMSprop have a hyperparameter `momentum`, and only RMSprop also has `rho`.
         return "SGD" if of_tf1 or ("momentum" in others and not others & {"rho"}) else None
     fitting = [name for name in ATTRIBUTES if required(name) <= slots <= set(ATTRIBUTES[name]) and name != "Nadam"]
     if of_tf1:

@@ -2,7 +2,8 @@
 
 These modules handle many files:
 
-- `command` implements the command line, `files` finds and writes the files, and `report` contains the results.
+- `command` implements the command line, `files` finds and writes the files, and `report` defines the classes that
+  represent the results.
 - `bindings` reads the names that a file defines, and `project` finds the files that use or re-export old names.
 - `notebooks` converts notebooks to modules, and `repositories` finds the files that Git could not restore.
 

@@ -13,7 +13,7 @@ UNKNOWN = "?"
 
 
 class Bindings(ast.NodeVisitor):
-    """The names that a module binds at its top level, as written in its source.
+    """The names that a module binds at its top level, and what they refer to according to this module alone.
 
     >>> Bindings("import tensorflow as tf\\nmp = tf.keras.mixed_precision").names["mp"]
     ['tensorflow.keras.mixed_precision']
@@ -68,7 +68,7 @@ class Bindings(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         """Bind the name of a function or class.
 
-        If a function returns an object that it imports, also store the object under the key "name()".
+        If a function returns an object that it imports, also store the object's dotted name under the key "name()".
         """
         self._bind(node.name, [UNKNOWN])
         local, inside = Bindings(), list(ast.walk(node)) if isinstance(node, ast.FunctionDef) else []

@@ -189,7 +189,7 @@ class Calls(Resolver):
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 
     def why_compiled(self, calls: Sequence[cst.Call]) -> str | None:
-        """Return why `compile` may have created an optimizer. Return None if no file calls `compile`.
+        """Return why an optimizer may be a wrapper that `compile` created. Return None if no file calls `compile`.
 
         If `calls` is not empty, the reason is the first of these calls. Otherwise, the reason is that another file
         calls or may call `compile`.
@@ -320,7 +320,10 @@ def _is_in_module(dotted: str) -> bool:
 
 
 def optimizer_of(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the optimizer argument of a call to `compile`, or None if the call has no such argument."""
+    """Return the optimizer argument of a call to `compile`, or None.
+
+    A single positional argument may be a pattern, as in `re.compile(pattern)`. In this case, the result is None.
+    """
     return _argument(call, 0, "optimizer") if len(call.args) > 1 or any(a.keyword for a in call.args) else None
 
 

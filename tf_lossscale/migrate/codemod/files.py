@@ -80,7 +80,7 @@ def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
         jobs: the number of processes, or 0 for one process per core.
 
     Yields:
-        A report for each file, with the new content of the file.
+        A report for each file, with the new content if the file changes.
     """
     real = {path: os.path.realpath(path) for path in paths}
     files = project.Project(real.values(), _source)
@@ -123,8 +123,8 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[finished:], jobs):
             finished += 1
             yield result
-        # An item killed its process, but it is not known which one. The first of the remaining items now runs alone,
-        # because it may be the one.
+        # If items remain, one of them killed its process, but it is not known which item. The first remaining item now
+        # runs alone, because it may be this item.
         if finished < len(items):
             yield next(_until_one_dies(function, items[finished : finished + 1], 1), None)
             finished += 1
@@ -188,8 +188,8 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """Write the files that `run` migrated, each completely or not at all.
 
-    Call this function only after `run` has migrated all files. If the user interrupts the migration, no file has been
-    changed yet.
+    Call this function only after `run` has migrated all files, so that no file has been changed yet if the user
+    interrupts the migration.
 
     Args:
         reports: the reports of `run`.

@@ -105,8 +105,8 @@ def _left_by_an_earlier_run(source: bytes, edits: Edits) -> list[Finding]:
 
 def _parsed(source: bytes) -> cst.Module:
     """Parse a file in a thread with a large stack, because LibCST's native parser recurses deeply."""
-    # Parse the file with Python's parser first. Unlike LibCST's parser, it reports the line of an error and limits the
-    # depth of the recursion.
+    # Parse the file with Python's parser first. Its error messages are clearer, and unlike LibCST's parser, it limits
+    # the depth of the recursion.
     wrong = python_error(source)
     if isinstance(wrong, (RecursionError, MemoryError)):
         raise ValueError(_TOO_DEEP)

@@ -150,7 +150,7 @@ def is_kept(dotted: str) -> bool:
     True
 
     Args:
-        dotted: a qualified name, as written in the code.
+        dotted: a qualified name that begins with the module's real name. It need not be canonical.
     """
     module, _, name = dotted.rpartition(".")
     return name in KEPT.get(module, "").split()
@@ -163,7 +163,7 @@ def moved(dotted: str) -> str | None:
     'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
 
     Args:
-        dotted: a qualified name, as written in the code.
+        dotted: a qualified name that begins with the module's real name. It need not be canonical.
     """
     new_names = (new + dotted[len(old) :] for old, new in MOVED.items() if f"{dotted}.".startswith(f"{old}."))
     return next(new_names, None)
@@ -176,7 +176,7 @@ def in_unused_copy(dotted: str) -> bool:
     True
 
     Args:
-        dotted: a qualified name, as written in the code.
+        dotted: a qualified name that begins with the module's real name. It need not be canonical.
     """
     return bool(_COPY.match(dotted))
 

@@ -88,7 +88,7 @@ class Notebook:
                 code = "".join(self._without_ipython(source.splitlines(keepends=True)))
         if python_error(code):
             if names.is_worth_parsing(source.encode()):
-                raise ValueError(f"code cell {number + 1} does not parse, neither as Python nor as IPython code")
+                raise ValueError(f"code cell {number + 1} parses neither as Python nor as IPython code")
             code = self._keep(source.removesuffix("\n"))
         return code if code.endswith("\n") or not code else code + "\n"
 

@@ -17,7 +17,8 @@ from tf_lossscale.migrate.codemod.tree import methods
 # Kinds of objects whose `loss_scale` attribute cannot be called. A wrapper's attribute is a tensor, and a plain
 # optimizer never had a function of this name.
 _HAVE_A_TENSOR = {kinds.WRAPPER, kinds.WRAPPER_WITH_OLD_ARGUMENTS, kinds.OPTIMIZER}
-# Kinds of objects that may be wrappers. Only a wrapper has an `_optimizer` or `_loss_scale` attribute.
+# If an object can only be of these kinds and the code reads its `_optimizer` or `_loss_scale` attribute, the object is
+# a wrapper, because a plain optimizer has no such attribute.
 _PLAIN_OR_WRAPPER = {kinds.WRAPPER, kinds.OPTIMIZER}
 _OF_WRAPPERS = ("_optimizer", "_loss_scale", "loss_scale")
 _SCALES = ("loss_scale", "_loss_scale")
@@ -42,14 +43,16 @@ class ObjectPlanner(Visitor):
         super().__init__(module, edits)
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
-        # Notices about code that fails if `compile` created the optimizer. A key consists of the enclosing function and
-        # the optimizer's source code. A value consists of the node to report and the reason why its code fails.
+        # Notices about code that fails if the optimizer is a wrapper that `compile` created. A key consists of the
+        # enclosing function and the optimizer's source code. A value consists of the node to report and the reason why
+        # its code fails.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:
         self._call_of_loss_scale(node)
-        # For an instance of Keras's own class, both `isinstance(x, LossScaleOptimizer)` and
-        # `hasattr(x, "get_scaled_loss")` are false.
+        # In the rewritten code, `LossScaleOptimizer` is this package's class. For an instance of Keras's own
+        # LossScaleOptimizer, both `isinstance(x, LossScaleOptimizer)` and `hasattr(x, "get_scaled_loss")` are then
+        # false.
         tested, what = [argument.value for argument in node.args] if len(node.args) == 2 else (None, None)
         if tested and self._module.is_builtin(node.func, "isinstance"):
             self._compared(node, tested, what)
@@ -63,7 +66,7 @@ class ObjectPlanner(Visitor):
                 self._edits.notice(node, f"{_COMPILED}, which {what}. {_GIVE} {why}")
 
     def _why_suspected(self, node: cst.CSTNode) -> str | None:
-        """Return why `compile` may have created the optimizer, or None if nothing suggests this."""
+        """Return why the optimizer may be a wrapper that `compile` created, or None if nothing suggests this."""
         compiled = self._module.compiled
         bare = [call for call in compiled if self._module.kinds(optimizer_of(call)) != {kinds.WRAPPER}]
         train_step = methods(self._module.enclosing(node, cst.ClassDef)).get("train_step")
@@ -114,7 +117,7 @@ class ObjectPlanner(Visitor):
             self._suspect(node, tested, "is no instance of this class")
 
     def _suspect(self, node: cst.CSTNode, optimizer: cst.BaseExpression, what: str) -> None:
-        """Record a node whose code fails if `compile` created the optimizer.
+        """Record a node whose code fails if the optimizer is a wrapper that `compile` created.
 
         Only one node is recorded per function and optimizer.
         """
@@ -123,7 +126,7 @@ class ObjectPlanner(Visitor):
             self._suspected.setdefault(place, (node, what))
 
     def _may_be_compiled(self, expression: cst.BaseExpression) -> bool:
-        """Return whether `model.optimizer`, or a function's parameter, may be an optimizer that `compile` created."""
+        """Return whether `model.optimizer`, or a function's parameter, may be a wrapper that `compile` created."""
         is_known = UNKNOWN not in self._module.kinds(expression) and not self._module.is_annotated(expression)
         if expression in self._open or is_known:
             return False

@@ -214,9 +214,10 @@ class Planner(Visitor):
         return new.pop() if len(new) == 1 else None
 
     def _is_only_tested(self, node: cst.BaseExpression) -> bool:
-        """Return whether a class is used only in an `isinstance` check or an annotation.
+        """Return whether this use of a class neither calls nor subclasses it.
 
-        Otherwise it may be called or subclassed.
+        This is the case in an `isinstance` check, in an annotation, and in an assignment that only gives the class
+        another name.
         """
         inner: cst.CSTNode = node
         for outer in self._module.ancestors(node):

@@ -86,9 +86,9 @@ class PolicyPlanner(Visitor):
             self._wraps = True
 
     def _inferred(self, node: cst.Call) -> None:
-        """Replace policy names that told old versions to infer the dtype.
+        """Replace policy names that told old versions of TensorFlow to infer the dtype.
 
-        The name None, and "infer" in TensorFlow 2.0, are replaced with "float32". "infer_float32_vars" is only
+        The name None and TensorFlow 2.0's name "infer" are replaced with "float32". "infer_float32_vars" is only
         reported, because its dtype depends on the data.
         """
         first = node.args[0].value if node.args else cst.Name("float32")

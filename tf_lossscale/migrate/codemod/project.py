@@ -33,7 +33,7 @@ Exports = dict[str, list[str]]
 
 
 class Around(NamedTuple):
-    """Facts about the other files of a project on which the migration of one file depends.
+    """What the migration of one file needs to know about the other files of the project.
 
     If there are no other files, `wraps` and `compiles` are None.
     """
@@ -130,7 +130,7 @@ class Project:
     def _read_exports_from(self, paths: Iterable[str]) -> None:
         """Read the exports of the given files and of all files that are connected to them by imports.
 
-        A file is connected if a file that has been read imports it, or if it imports old names from such a file.
+        A file is connected if it is imported by a file that has been read, or if it imports old names from one.
         Imports may be circular, so a file is read again whenever the exports of a file that it imports change.
         """
         waiting = dict.fromkeys(paths)
@@ -187,7 +187,7 @@ class Project:
         return any(_has_old_name(exported) for exported in self._known(path).values())
 
     def around(self, path: str) -> Around:
-        """Return the facts about the other files that the migration of one file depends on.
+        """Return what the migration of one file needs to know about the other files.
 
         Args:
             path: the file to migrate.

@@ -19,8 +19,9 @@ from tf_lossscale.migrate.codemod.bindings import UNKNOWN, join
 from tf_lossscale.migrate.codemod.project import Around, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
-# The customary names of the libraries. If a file does not bind such a name, or may bind it with a star import like
-# `from layers import *`, the name is assumed to mean the library.
+# The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
+# layers import *`, the name is assumed to mean the library. Without a star import, old names that begin with this name
+# are only reported.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
@@ -90,7 +91,7 @@ class Resolver(Tree):
         if not self.imports_tensorflow and any(_on_any_backend(d) for d in dotted):
             return Meaning((), False)
         old = [(d, table.OLD[names.canonical(d)]) for d in sorted(dotted) if names.canonical(d) in table.OLD]
-        # Even if `mp` may be either of two modules of TensorFlow or Keras, the meaning of `mp.Policy` is certain,
+        # Even if `mp` may be either of two modules of TensorFlow or Keras, the meaning of `mp.set_policy` is certain,
         # because only one of the two modules contains this name.
         sure = all(names.canonical(d).startswith(("keras.", "tensorflow.", "tf_lossscale.")) for d in dotted)
         return Meaning(tuple(old), sure)
@@ -291,7 +292,8 @@ class Resolver(Tree):
         return self._definitions(value.func) if isinstance(value, cst.Call) else []
 
     def returned(self, function: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return what a function defined in this file, or a method called as `self.method`, may return."""
+        """Return the expressions in the `return` statements of a function defined in this file, or of a method called
+        as `self.method`."""
         nodes: list[object] = []
         owner = self.enclosing(function, cst.ClassDef)
         if isinstance(function, cst.Name):

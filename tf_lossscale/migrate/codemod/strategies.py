@@ -1,7 +1,7 @@
 """Plans to rename a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
 
-No other class in TensorFlow had a method of this name, so the method is renamed on objects of every type. A file that
-defines or assigns the name itself is left unchanged.
+No other class in TensorFlow had a method of this name, so the method is renamed on objects of every type. In a file
+that itself defines or assigns this name, the name is not changed.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Tree:
     def visit(self, *visitors: Any) -> None:
         """For each node, call the visitors' methods for its type, such as `visit_Call(node)` for a call.
 
-        If a method returns False, the node's children are skipped. All visitors share one walk, because each walk of
-        LibCST re-creates every node.
+        If a method returns False, the node's children are skipped. All visitors share one walk over `parents`. LibCST's
+        own walk is not used, because it re-creates every node.
         """
         methods: dict[type, list[Callable[[Any], bool | None]]] = {}
         left: set[cst.CSTNode] = set()
@@ -148,8 +148,8 @@ class Tree:
     def reaching(self, name: cst.Name) -> list[object]:
         """Return the assignments that may have set a variable's value at a given use.
 
-        A use in a function runs after the assignments above the function. Assignments below the function may also run
-        before the use.
+        If a function uses a variable of an outer scope, the use runs after the assignments above the function. The
+        assignments below the function may also run before the use.
         """
         assignments = self.assignments(name)
         scopes = {getattr(a, "scope", None) for a in assignments}
