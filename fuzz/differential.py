@@ -88,7 +88,7 @@ class Difference:
 
     @property
     def largest_scale(self):
-        """An upper bound of the loss scale during the step, which a loop may repeat and double the scale each time."""
+        """An upper bound of the loss scale during the step. Each iteration of a loop may double the scale."""
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property

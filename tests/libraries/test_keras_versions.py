@@ -33,12 +33,12 @@ def test_the_package_keras_is_keras_2_where_its_version_says_so(only_keras_2):
 def test_a_second_keras_2_beside_that_of_tensorflow_is_not_taken_for_it(only_keras_2):
     stranger = type("_BaseOptimizer", (), {"__module__": "tf_keras.src.optimizers.optimizer"})
     ours = type("_BaseOptimizer", (), {"__module__": "keras.src.optimizers.optimizer"})
-    assert families.adapter_for(stranger()) is None
+    assert families.wrapper_class_of(stranger()) is None
     with pytest.raises(
         TypeError, match=r"must not come from the package tf_keras .* Use tf\.keras instead of tf_keras"
     ):
         tf_lossscale.LossScaleOptimizer(stranger())
-    assert families.adapter_for(ours()) is families.load("tf_keras")
+    assert families.wrapper_class_of(ours()) is families.wrapper_class_in("tf_keras")
 
 
 def test_a_second_keras_2_is_left_as_it_is(only_keras_2):

@@ -50,7 +50,7 @@ def undeclared(adapter):
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_wrapper_class_defines_only_what_the_api_or_its_library_declares(adapter):
-    assert undeclared(families.load(adapter)) == set()
+    assert undeclared(families.wrapper_class_in(adapter)) == set()
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -63,7 +63,7 @@ def test_the_wrapper_hides_no_private_name_of_the_library(adapter):
     }
     meant = {"_create_all_weights", "_compute_gradients", "_decayed_lr", "_get_hyper", "_set_hyper"}
     meant.add("_trackable_children")  # calls the library's method, and adds to what it returns
-    assert ours & of_library(families.load(adapter)) <= meant
+    assert ours & of_library(families.wrapper_class_in(adapter)) <= meant
 
 
 def test_every_question_has_a_sentence_and_is_asked():
@@ -103,7 +103,7 @@ def test_a_question_without_an_answer_is_an_error_that_names_the_question_and_th
 
 @pytest.mark.parametrize("question", ["build", "apply", "count_skipped_step"])
 def test_a_question_without_an_answer_is_an_error_when_an_optimizer_is_wrapped(tiny, question, monkeypatch):
-    inner, family = tiny.sgd(), families.load("tiny")._family_class
+    inner, family = tiny.sgd(), families.wrapper_class_in("tiny")._family_class
     if question == "count_skipped_step":
         del inner.iterations
     else:
@@ -154,7 +154,7 @@ def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(tracka
 
     for inner, after in ((Descent(), 0.5), (Faster(), 0.0)):
         optimizer, weight = LossScaleOptimizer(inner, initial_scale=8.0), tf.Variable(1.0)
-        assert isinstance(families.of(inner), DescentFamily)
+        assert isinstance(families.family_of(inner), DescentFamily)
         for factor in (1.0, np.inf):
             optimizer.minimize(lambda factor=factor, weight=weight: weight * factor, [weight])
         assert (weight.numpy(), optimizer.loss_scale.numpy()) == (after, 4.0)

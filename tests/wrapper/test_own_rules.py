@@ -147,3 +147,22 @@ def test_the_norm_is_nan_if_only_the_second_replica_has_a_nan():
         strategy.run(take, (tf.constant(bad),))
         norms.append(scale.norm.values[0].numpy().item())
     np.testing.assert_array_equal(norms, [3.0, np.nan])
+
+
+@all_families
+def test_a_rule_that_cannot_create_its_variables_leaves_the_inner_optimizer_unchanged(family):
+    class Broken(tf_lossscale.LossScale):
+        may_skip = True
+
+        def __call__(self):
+            return tf.constant(8.0)
+
+        def prepare(self):
+            raise ValueError("no room")
+
+    inner = family.sgd()
+    before = dict(vars(inner))
+    with pytest.raises(ValueError, match="no room"):
+        LossScaleOptimizer(inner, loss_scale_manager=Broken())
+    assert vars(inner) == before
+    LossScaleOptimizer(inner)

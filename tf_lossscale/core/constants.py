@@ -69,8 +69,8 @@ def key(value: Any, ignored: Collection[str] = (), identified: list[Any] | None 
     """
     items: list[Any] = []
     identified = [] if identified is None else identified
-    # Maps the id of each object whose attributes or items are in the key to a pair: a serial number, and the object.
-    # The reference to the object prevents Python from reusing the id.
+    # The objects whose attributes or items are in the key. Maps each object's id to a serial number and the object
+    # itself. The reference to the object prevents Python from reusing the id.
     numbers: dict[int, tuple[int, Any]] = {}
     waiting = [("", value)]
     # A key is computed in each eager step, so this code uses a loop, which is faster than recursion.

@@ -329,7 +329,7 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def original(holder: Any, name: str) -> Any:
-    """Return an attribute of an object as it was before the outermost `overriding` block of any thread.
+    """Return the value that an attribute of an object had before any thread overrode it with `overriding`.
 
     >>> class Count:
     ...     def __init__(self):

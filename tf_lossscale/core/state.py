@@ -173,8 +173,10 @@ class LossScale(Variables):
             actions.append(action)
         return self._weight(f"stall_reported_{actions.index(action)}", False, tf.bool, tracked=False)
 
-    def defers(self, optimizer: Any, update: Any) -> bool:
-        """Return whether the step has to wait for the steps of other optimizers. By default, it does not.
+    def defer(self, optimizer: Any, update: Any) -> bool:
+        """If the step has to wait for the steps of other optimizers, store it and return True.
+
+        By default, a step does not have to wait.
 
         Args:
             optimizer: the optimizer that takes the step.

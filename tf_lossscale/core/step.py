@@ -1,8 +1,9 @@
 """Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome.
 
-In a graph, the faster twins in `core/fast` record what a tensor was computed from (see `core.notes.origin`), for
-example which stack of gradients it is a part of. `as_arguments`, `apply_or_skip` and the check then use the noted
-tensors instead of the tensors that are passed to them. The results are bitwise equal to the results without twins.
+Importing `core` imports `core/fast`, which replaces each function that is marked with `has_faster_twin` by a faster
+one. In a graph, the faster versions record what a tensor was computed from (see `core.notes.origin`), for example which
+stack of gradients it is a part of. `as_arguments`, `apply_or_skip` and the check then use the recorded tensors instead
+of the tensors that are passed to them. The applied gradients are bitwise equal to those of the plain functions.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Update(abc.ABC):
     def skip(self) -> Any:
         """Update the optimizer's state that changes even if a step is skipped, for example the step count.
 
-        This method is called in a cross-replica context if there is one.
+        This method is called in the cross-replica context if the step makes a merge call.
         """
         return None
 

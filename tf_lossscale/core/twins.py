@@ -35,7 +35,7 @@ def has_faster_twin(plain: _Function) -> _Function:
 
 
 def faster(function: Any) -> Callable[[_Function], _Function]:
-    """Decorate the faster twin of a function. The twin takes the same arguments and returns the same bits.
+    """Decorate the faster twin of a function. The twin takes the same arguments, and weights get the same bits.
 
     >>> @has_faster_twin
     ... def double(number):

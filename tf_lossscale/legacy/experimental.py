@@ -80,7 +80,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         """
         inner = copy.deepcopy(configs.inner_of(config))
         config = copy.deepcopy({k: v for k, v in config.items() if k not in ("optimizer", "inner_optimizer")})
-        of_inner: Any = families.of_config(inner) if cls._family_class is None else cls
+        of_inner: Any = families.wrapper_class_of_config(inner) if cls._family_class is None else cls
         optimizer = of_inner._family_class.from_config(inner, custom_objects)
         if "loss_scale" in config:
             loss_scale = _scale_from(config.pop("loss_scale"), custom_objects)
@@ -88,7 +88,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
             loss_scale = _scale_from_newer(**config)
             config = {}
         # An old config does not say which library the inner optimizer is from, so this class may be unable to wrap it.
-        fits = cls._family_class is None or issubclass(cls, families.adapter_of(optimizer))
+        fits = cls._family_class is None or issubclass(cls, families.require_wrapper_class(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
         return new
@@ -98,14 +98,16 @@ def _register(module: types.ModuleType) -> None:
     """Register this module's wrapper classes with a Keras library, so that it can serialize them."""
     library = families.library_in(module.__name__)
     # If the installed `keras` is Keras 2, this package has no adapters for the separate `tf_keras` package.
-    if not families.load_all(library):
+    if not families.wrapper_classes_of(library):
         return
     # This call registers the `Policy` class.
     policies_of(library)
     saving = layers.layers_in(library).library.saving
-    for adapter in families.load_all(library):
-        package = saving.get_registered_name(adapter).partition(">")[0]
-        saving.register_keras_serializable(f"{package}.experimental")(families.combined(LossScaleOptimizer, adapter))
+    for wrapper_class in families.wrapper_classes_of(library):
+        package = saving.get_registered_name(wrapper_class).partition(">")[0]
+        saving.register_keras_serializable(f"{package}.experimental")(
+            families.combined(LossScaleOptimizer, wrapper_class)
+        )
 
 
 def _scale_from(config: Any, custom_objects: dict[str, Any] | None) -> Any:

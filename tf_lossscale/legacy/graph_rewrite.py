@@ -81,7 +81,7 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
     policy.require_no_mixed_policy()
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
-    elif families.adapter_for(opt) is not None:
+    elif families.wrapper_class_of(opt) is not None:
         wrapped = experimental.LossScaleOptimizer(opt, loss_scale)
     else:
         raise ValueError(

@@ -81,7 +81,7 @@ def _keras_mixed_precision(patches: Patches, module: types.ModuleType) -> None:
     # The adapters derive from the Keras library's own classes, so the adapters are imported before the names of these
     # classes are replaced. If the installed `keras` is Keras 2, this package has no adapters for the separate
     # `tf_keras` package.
-    if not families.load_all(library):
+    if not families.wrapper_classes_of(library):
         return
     names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
     policies = policy.policies_of(library)

@@ -93,7 +93,9 @@ def _is_number(value: Any) -> bool:
 
 def _original_for(inner: Any) -> Any:
     """Return TensorFlow's private LossScaleOptimizer if no other class can wrap `inner`; otherwise None."""
-    if families.adapter_for(inner) is not None or not type(inner).__module__.startswith("tensorflow.python.keras."):
+    if families.wrapper_class_of(inner) is not None or not type(inner).__module__.startswith(
+        "tensorflow.python.keras."
+    ):
         return None
     from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
 

@@ -62,8 +62,8 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
             'with LossScaleOptimizer(..., diagnose="exponents") and precision_report().'
         )
     # This call raises an error if the optimizer is not supported.
-    families.adapter_of(optimizer)
-    counting = Probe(families.of(optimizer), every)
+    families.require_wrapper_class(optimizer)
+    counting = Probe(families.family_of(optimizer), every)
     methods = {name: counting.method(getattr(optimizer, name)) for name in _METHODS if hasattr(optimizer, name)}
     if any(name in vars(optimizer) for name in methods):
         replaced = " or ".join(methods)

@@ -288,10 +288,10 @@ def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np
     vanished = at[:, column(LOWEST) : column(SUBNORMAL - 1)].sum(axis=1)
     halvings = math.log2(counts.scale) - math.log2(scale)
     if halvings >= 1:
-        # The bin of exponent -25 contains the values from 2**-25 to 2**-24. Only 2**-25 itself rounds to zero, which is
-        # negligible among float32 values. Float16 values, however, are multiples of 2**-24 at the scale at which they
-        # were counted. At half that scale, all values in the bin are equal to 2**-25; at a quarter of it, half of them
-        # are; and so on.
+        # The bin of exponent -25 contains the values from 2**-25 to 2**-24. Only 2**-25 itself rounds to zero. Among
+        # float32 values, this number is so rare that it is ignored. Float16 values, however, were multiples of 2**-24
+        # when they were counted. At half the scale of the count they are multiples of 2**-25, so all values in the bin
+        # are 2**-25; at a quarter of that scale, half of them are; and so on.
         vanished = vanished + np.where(rounded, at[:, column(SUBNORMAL - 1)] * 2.0 ** (1 - halvings), 0)
     below_normal = at[:, column(LOWEST) : column(NORMAL)].sum(axis=1)
     overflow = at[:, column(MAXIMUM + 1) : INFINITE + 1].sum(axis=1)

@@ -119,7 +119,11 @@ class Configurable(Parts):
         this: Any = cls
         inner = inner_of(config)
         if cls._family_class is None:
-            family = families.of_config(inner) if isinstance(inner, dict) else families.adapter_of(inner)
+            family = (
+                families.wrapper_class_of_config(inner)
+                if isinstance(inner, dict)
+                else families.require_wrapper_class(inner)
+            )
             return families.combined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
@@ -129,7 +133,7 @@ class Configurable(Parts):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
         # The wrapper class is looked up again, because the inner optimizer may belong to a different family. From an
         # old config, tf_keras creates a legacy optimizer, even if `cls` wraps tf_keras's newer optimizers.
-        family = families.adapter_of(inner)
+        family = families.require_wrapper_class(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
         return new

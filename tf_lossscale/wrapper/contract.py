@@ -44,8 +44,6 @@ _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_
 # `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` has no entry, because an `apply` after it may
 # get either kind of gradients.
 _APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-# Maps the most recently called method to whether the gradients are still scaled after the call.
-_LEAVES_SCALED = {"scale_loss": True, "get_scaled_loss": True, "get_unscaled_gradients": False}
 
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
@@ -71,6 +69,10 @@ class _Call:
     method: str
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
 
+    @property
+    def unscales(self) -> bool:
+        return self.method == "get_unscaled_gradients"
+
 
 class _Thread(threading.local):
     #: The number of nested calls to methods that take a whole step, such as `minimize`, that the thread is executing.
@@ -83,8 +85,7 @@ class Decision(NamedTuple):
     scaled: bool
     #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
     places: list[Any]
-    #: Whether the update is in a function being traced, and the value of `scaled` follows from calls outside this
-    #: function.
+    #: True if the update is in a function being traced, and calls outside this function determined `scaled`.
     depends_on_other_functions: bool = False
 
 
@@ -263,8 +264,8 @@ class Contract:
         if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
             with self._lock:
                 calls, _ = self._deciding_calls(places, lambda call: thread not in call.followed_in)
-                unscaled = bool(calls) and not any(_LEAVES_SCALED[call.method] for call in calls)
-                may_be_unscaled = not all(_LEAVES_SCALED[call.method] for call in calls or self._calls_in(places))
+                unscaled = bool(calls) and all(call.unscales for call in calls)
+                may_be_unscaled = any(call.unscales for call in calls or self._calls_in(places))
         if unscaled:
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
@@ -287,11 +288,11 @@ class Contract:
             calls = [call for call in self._calls_in([place]) if counts(call)]
             if calls and place is not _EAGER:
                 return calls, place
-        own_calls = self._calls_in(places)
+        in_this_thread = self._calls_in([_EAGER]) if places == [_EAGER] else []
         all_calls = [call for calls in self._calls.values() for call in calls.values()]
         all_calls += map(_Call, self._unused_in_the_past)
-        unused = [call for call in all_calls if not call.followed_in and call not in own_calls]
-        return [call for call in (*own_calls, *unused) if counts(call)], None
+        unused = [call for call in all_calls if not call.followed_in and call not in in_this_thread]
+        return [call for call in (*in_this_thread, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
         """Return this thread's most recent call in each element of `places`, which is a traced function or `_EAGER`.
@@ -302,15 +303,14 @@ class Contract:
         found_calls: list[_Call] = []
         for place in places:
             calls = self._calls.get(weakref.ref(place), {})
-            own = calls.get(threading.current_thread())
-            if own is not None:
-                found_calls.append(own)
-            elif places != [_EAGER]:
+            if threading.current_thread() in calls:
+                found_calls.append(calls[threading.current_thread()])
+            elif place is not _EAGER:
                 found_calls += calls.values()
         return found_calls
 
     def _forget_the_past(self) -> None:
-        """Delete the calls in deleted functions and ended threads, but keep the names of unused methods."""
+        """Delete the records of deleted functions and ended threads. Keep the methods that no update followed."""
         in_eager_mode = self._calls.get(weakref.ref(_EAGER), {})
         past = [in_eager_mode.pop(thread) for thread in [*in_eager_mode] if not thread.is_alive()]
         for place in [place for place in self._calls if place() is None]:

@@ -51,10 +51,10 @@ _FAMILIES = [
 ]
 
 
-def adapter_for(optimizer: Any) -> type | None:
+def wrapper_class_of(optimizer: Any) -> type | None:
     """Return the wrapper class for an optimizer. If the optimizer belongs to no known family, return None.
 
-    >>> adapter_for(3) is None
+    >>> wrapper_class_of(3) is None
     True
 
     Args:
@@ -69,17 +69,17 @@ def adapter_for(optimizer: Any) -> type | None:
         marks = (library_in(base.__module__), base.__name__)
         for row in _FAMILIES:
             if marks == (row.library, row.base) and base.__module__.startswith(row.module):
-                return load(row.adapter)
+                return wrapper_class_in(row.adapter)
     return None
 
 
-def of(optimizer: Any) -> Any:
+def family_of(optimizer: Any) -> Any:
     """Return an optimizer's `Family` object. If the optimizer belongs to no known family, return None.
 
     >>> import tensorflow as tf
-    >>> of(tf.keras.optimizers.SGD(0.5)).optimizers_name
+    >>> family_of(tf.keras.optimizers.SGD(0.5)).optimizers_name
     'tf.keras.optimizers'
-    >>> of(3) is None
+    >>> family_of(3) is None
     True
 
     Args:
@@ -88,18 +88,18 @@ def of(optimizer: Any) -> Any:
     Returns:
         An instance of a subclass of `Family`.
     """
-    adapter: Any = adapter_for(optimizer)
-    return None if adapter is None else adapter._family_class(optimizer)
+    wrapper_class: Any = wrapper_class_of(optimizer)
+    return None if wrapper_class is None else wrapper_class._family_class(optimizer)
 
 
 #: Maps the base class of an optimizer family to its wrapper class, for families added with `register_family`.
 REGISTERED: dict[type, type] = {}
 
 
-def load(adapter: str) -> type:
+def wrapper_class_in(adapter: str) -> type:
     """Import an adapter module and return its wrapper class.
 
-    >>> load("keras3").__name__
+    >>> wrapper_class_in("keras3").__name__
     'LossScaleOptimizer'
 
     Args:
@@ -128,10 +128,10 @@ def library_in(module: str) -> str:
     return package
 
 
-def load_all(library: str) -> list[type]:
+def wrapper_classes_of(library: str) -> list[type]:
     """Return the wrapper class of each optimizer family in a library.
 
-    >>> len(load_all("tf_keras"))
+    >>> len(wrapper_classes_of("tf_keras"))
     2
 
     Args:
@@ -140,15 +140,15 @@ def load_all(library: str) -> list[type]:
     Returns:
         Subclasses of `tf_lossscale.LossScaleOptimizer`.
     """
-    return [load(row.adapter) for row in _FAMILIES if row.library == library]
+    return [wrapper_class_in(row.adapter) for row in _FAMILIES if row.library == library]
 
 
-def of_config(config: dict[str, Any]) -> type:
+def wrapper_class_of_config(config: dict[str, Any]) -> type:
     """Return the wrapper class for a serialized optimizer.
 
     The optimizer's family is recognized by its module, or by config keys that only one family writes.
 
-    >>> of_config({"config": {"is_legacy_optimizer": False}}).__module__
+    >>> wrapper_class_of_config({"config": {"is_legacy_optimizer": False}}).__module__
     'tf_lossscale.adapters.tf_keras'
 
     Args:
@@ -160,7 +160,7 @@ def of_config(config: dict[str, Any]) -> type:
     """
     module, keys = str(config.get("module")), config.get("config", {})
     writers = [row.adapter for row in _FAMILIES if row.wrote(module, keys)]
-    return load((writers or [MODULES[keras_of_tensorflow()]])[0])
+    return wrapper_class_in((writers or [MODULES[keras_of_tensorflow()]])[0])
 
 
 def keras_of_tensorflow() -> str:
@@ -192,11 +192,11 @@ _SCALING = ("LossScaleOptimizer", "BaseLossScaleOptimizer", "MixedPrecisionLossS
 _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow.")
 
 
-def adapter_of(inner_optimizer: Any) -> Any:
+def require_wrapper_class(inner_optimizer: Any) -> Any:
     """Return the wrapper class of an optimizer's family.
 
     >>> import tensorflow as tf
-    >>> adapter_of(tf.keras.optimizers.SGD()).__module__
+    >>> require_wrapper_class(tf.keras.optimizers.SGD()).__module__
     'tf_lossscale.adapters.keras3'
 
     Args:
@@ -222,19 +222,21 @@ def adapter_of(inner_optimizer: Any) -> Any:
             "notebook cell that was run before, create the inner optimizer in the same cell, or delete the wrapper "
             "(`del optimizer`) and every reference to it first."
         )
-    adapter = adapter_for(inner_optimizer)
-    if adapter is None and _SECOND_KERAS_2 in [library_in(base.__module__) for base in type(inner_optimizer).__mro__]:
+    wrapper_class = wrapper_class_of(inner_optimizer)
+    if wrapper_class is None and _SECOND_KERAS_2 in [
+        library_in(base.__module__) for base in type(inner_optimizer).__mro__
+    ]:
         raise errors.NotWrappable(
             '"inner_optimizer" must not come from the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
             f"but got: {inner_optimizer!r}. Use tf.keras instead of tf_keras, for the model as well: both have "
             "the same API. Or install TensorFlow 2.16 or newer."
         )
-    if adapter is None:
+    if wrapper_class is None:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
             f"Pass an optimizer from {', '.join(row.shown for row in _FAMILIES)}, or an instance of a subclass."
         )
-    return adapter
+    return wrapper_class
 
 
 def _instead_of_wrapping(wrapper: Any) -> str:
@@ -279,25 +281,25 @@ def is_scaling(cls: Any) -> bool:
 
 
 @functools.cache
-def combined(cls: Any, adapter: Any) -> Any:
+def combined(cls: Any, wrapper_class: Any) -> Any:
     """Return a class that derives from both the user's class and a family's wrapper class.
 
     >>> class Mine: pass
-    >>> class Adapter: pass
-    >>> combined(Mine, Adapter).__mro__[:3] == (combined(Mine, Adapter), Mine, Adapter)
+    >>> class Wrapper: pass
+    >>> combined(Mine, Wrapper).__mro__[:3] == (combined(Mine, Wrapper), Mine, Wrapper)
     True
 
     Args:
         cls: LossScaleOptimizer, or a user's class derived from it.
-        adapter: a family's wrapper class.
+        wrapper_class: a family's wrapper class.
 
     Returns:
-        A new class, or `adapter` itself if it already derives from `cls`.
+        A new class, or `wrapper_class` itself if it already derives from `cls`.
     """
-    if cls in adapter.__mro__:
-        return adapter
+    if cls in wrapper_class.__mro__:
+        return wrapper_class
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return _common_metaclass(type(cls), type(adapter))(cls.__name__, (cls, adapter), namespace)
+    return _common_metaclass(type(cls), type(wrapper_class))(cls.__name__, (cls, wrapper_class), namespace)
 
 
 def mark(inner_optimizer: Any, wrapper: Any) -> None:

@@ -168,7 +168,7 @@ class Family(abc.ABC):
         return self.inner.iterations.assign_add(1)
 
     def start_averages(self) -> Any:
-        """Initialize averages that the optimizer would initialize in its first step. Called when a step is skipped."""
+        """Initialize moving averages of the weights, if the optimizer does so in its first step and skips that step."""
         return None
 
     def result(self) -> Any:

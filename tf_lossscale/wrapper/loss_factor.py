@@ -44,7 +44,11 @@ class LossFactor:
         return factor
 
     def for_gradients(self, loss_scale: LossScale) -> tf.Tensor:
-        """Return the factor by which this step's loss was multiplied."""
+        """Return the factor by which this step's loss was multiplied.
+
+        It is the current factor, because the scale changes only at the end of a step. Under a ParameterServerStrategy,
+        it is the factor that this thread remembers.
+        """
         factor: Any = getattr(self._thread, "factor", None)
         if factor is None or not replicas.workers_step_alone():
             return self.current(loss_scale)

@@ -25,7 +25,7 @@ from tf_lossscale.wrapper.loss_factor import LossFactor
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
-from tf_lossscale.wrapper.update import Update
+from tf_lossscale.wrapper.update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from tf_lossscale.types import (
@@ -151,7 +151,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         del args, kwargs
         this: Any = cls
         is_complete = cls._family_class is not None
-        return object.__new__(cls if is_complete else families.combined(this, families.adapter_of(inner_optimizer)))
+        return object.__new__(
+            cls if is_complete else families.combined(this, families.require_wrapper_class(inner_optimizer))
+        )
 
     def __init__(
         self,
@@ -173,8 +175,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         jit_compile: bool = False,
         **kwargs: Any,
     ):
-        adapter = families.adapter_of(inner_optimizer)
-        if not isinstance(self, adapter):
+        wrapper_class = families.require_wrapper_class(inner_optimizer)
+        if not isinstance(self, wrapper_class):
             raise TypeError(
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
@@ -194,10 +196,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         stall = Stall(on_stall)
         diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, loss_scale)
         compiled_steps = arguments.compiled_steps(jit_compile)
-        family = adapter._family_class(inner_optimizer)
+        family = wrapper_class._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
         # If the constructor raises an error, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise
         # an error, but only before it changes the inner optimizer. The statements after it cannot raise errors.
+        loss_scale.prepare()
+        stall.prepare(loss_scale)
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
@@ -213,8 +217,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _compiled_steps=compiled_steps,
         )
         self._save_scale_with_inner()
-        loss_scale.prepare()
-        stall.prepare(loss_scale)
         family.set_options(chosen)
         self._init_base()
         families.mark(inner_optimizer, self)
@@ -414,13 +416,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Apply unscaled gradients, or skip the step on all replicas if any gradient is not finite.
 
         If `scale_loss` was called but `get_unscaled_gradients` was not, as in Keras 3's `fit`, this method unscales the
-        gradients first. In that case `iterations` does not count a skipped step; in all other cases it does. If the
-        earlier calls leave open whether the gradients are scaled, this method raises an error.
+        gradients first. In that case `iterations` does not count a skipped step; in all other cases it does, except
+        with Keras 3's `gradient_accumulation_steps`. If the earlier calls leave open whether the gradients are scaled,
+        this method raises an error.
 
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8)
         >>> weight = tf.Variable(1.0)
-        >>> _ = optimizer.get_unscaled_gradients([]), optimizer.get_scaled_loss(0.0)
-        >>> _ = optimizer.apply_gradients([(tf.constant(float("inf")), weight)])
+        >>> _ = optimizer.get_scaled_loss(0.0)
+        >>> gradients = optimizer.get_unscaled_gradients([tf.constant(float("inf"))])
+        >>> _ = optimizer.apply_gradients(zip(gradients, [weight]))
         >>> weight.numpy().item(), optimizer.loss_scale.numpy().item()
         (1.0, 4.0)
 
@@ -434,7 +438,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Returns:
             In eager mode, None or `iterations`, whichever the inner optimizer returns. In a `tf.function`, a tensor
-            that is available when the step is complete. In a TF1 graph, the operation that takes the step.
+            that is available when the step is complete, unless the optimizer shares its loss scale. In a TF1 graph, the
+            operation that takes the step.
 
         Raises:
             ValueError: all gradients are None, or the call is in a cross-replica context.
@@ -451,7 +456,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._require_keywords(kwargs)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
         decision = self._contract.decide(gradients)
-        outcome = self._step(Update(self, gradients, variables, decision.scaled, aggregate, kwargs))
+        outcome = self._step(OptimizerUpdate(self, gradients, variables, decision.scaled, aggregate, kwargs))
         self._contract.record(decision)
         return self._result(outcome)
 
@@ -484,16 +489,16 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         decision = self._contract.decide_for_apply(grads, self._family.apply_takes_unscaled)
-        outcome = self._step(Update(self, grads, variables, decision.scaled, aggregate=True, keywords={}))
+        outcome = self._step(OptimizerUpdate(self, grads, variables, decision.scaled, aggregate=True, keywords={}))
         self._contract.record(decision)
         self._result(outcome)
 
-    def _step(self, update: Update) -> Any:
+    def _step(self, update: OptimizerUpdate) -> Any:
         update.prepare()
         scale = self._loss_scale
         # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
         # share the scale.
-        return None if scale.defers(self, update) else take_step(scale, update)
+        return None if scale.defer(self, update) else take_step(scale, update)
 
     def _result(self, outcome: Any) -> Any:
         """Report a stall in eager mode, and return the value that `apply_gradients` returns."""

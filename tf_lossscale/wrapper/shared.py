@@ -90,7 +90,7 @@ class SharedLossScale(DynamicLossScale):
     def _open_step(self) -> TogetherStep | None:
         return _open.steps.get(id(self))
 
-    def defers(self, optimizer: Any, update: Update) -> bool:
+    def defer(self, optimizer: Any, update: Update) -> bool:
         """Store an optimizer's update, which will be applied or skipped at the end of the `together` block.
 
         Args:

@@ -69,7 +69,7 @@ class Stall:
             reported.assign(True)
             self._react(optimizer, in_a_row)
 
-    def report_in_graph(self, optimizer: Any) -> list[Any]:
+    def before_skip(self, optimizer: Any) -> list[Any]:
         """Add operations to a graph that report whether training had stalled before this step.
 
         Call this method in the branch that skips a step. In eager mode and under XLA, the method only resets the flag

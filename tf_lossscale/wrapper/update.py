@@ -17,7 +17,7 @@ from tf_lossscale.wrapper.grads_and_vars import names_of
 _TRAITS = ("constraint", "overwrite_with_gradient")
 
 
-class Update(step.Update):
+class OptimizerUpdate(step.Update):
     """One update of variables by a wrapper.
 
     Args:
@@ -53,7 +53,7 @@ class Update(step.Update):
             self._build()
             return
         # A compiled step cannot contain a merge call. Each replica therefore writes to its own copy of every variable,
-        # and the copies must exist before the step.
+        # and the copies must exist before the step. Inside this block, `once` makes no merge call either.
         with replicas.independent_writes():
             if tf.distribute.has_strategy():
                 replicas.once(optimizer._loss_scale.give_copies)
@@ -119,7 +119,7 @@ class Update(step.Update):
             return self._family.apply(gradients, self._variables, **self._keywords)
 
     def skip(self) -> list[Any]:
-        reported = self.optimizer._stall.report_in_graph(self.optimizer)
+        reported = self.optimizer._stall.before_skip(self.optimizer)
         with tf.control_dependencies(reported), replicas.local_copies(self._family.replica_variables):
             started = self._family.start_averages()
             with tf.control_dependencies(operations(started)):

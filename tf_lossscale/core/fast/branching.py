@@ -31,6 +31,7 @@ def apply_or_skip(
     if loops():
         updated = at_most_once(applied, lambda one: finished(unpack_and_apply(one)), tf.constant(False))
         return [updated, tf.cond(applied, lambda: tf.constant(True), lambda: finished(skip()))]
+    # The gradients are unpacked inside the branch, so none are passed.
     outcome: list[Any] = step.apply_or_skip.plain(applied, [], lambda _: unpack_and_apply(), skip)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use and are_small(gradients):
         _call(outcome[0])

@@ -145,7 +145,8 @@ class Scaled(NamedTuple):
     def unscaled(self, one: tf.Tensor | None = None) -> tf.Tensor:
         """Return the unscaled gradient.
 
-        The result has the same bits as a gradient from `core.scaling.unscale`, which uses the same operations.
+        In a loop that replaces a conditional, `one` keeps XLA from dividing before the loop. The result has the same
+        bits as a gradient from `core.scaling.unscale`, which uses the same operations.
 
         Args:
             one: the scalar 1 that `at_most_once` passes to its function, or None outside of such a function. See
@@ -200,7 +201,7 @@ class Packed:
         self._count = len(gradients)
         origins = list(map(origin, gradients))
         if not stacks:
-            origins = [each.scaled or each if isinstance(each, StackMember) else each for each in origins]
+            origins = list(map(_alone, origins))
         whole_stacks = _whole_stacks(origins)
         self._stacked = [members for _, members in whole_stacks]
         stacked_positions = {i for members in self._stacked for i in members}
@@ -254,6 +255,11 @@ class Packed:
                 return
             # `_add_control_inputs` is private. A test of the peak memory fails if the method stops working.
             after.op._add_control_inputs(users)
+
+
+def _alone(made_from: Any) -> Any:
+    """For a gradient in a stack that was unscaled at once, return the gradient's own scaled values."""
+    return made_from.scaled or made_from if isinstance(made_from, StackMember) else made_from
 
 
 def _whole_stacks(origins: Sequence[Any]) -> list[tuple[tf.Tensor, list[int]]]:

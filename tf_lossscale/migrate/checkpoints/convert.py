@@ -83,7 +83,7 @@ def convert(
     file = read(path)
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
-    wrapper: Any = families.load(to)
+    wrapper: Any = families.wrapper_class_in(to)
     family = wrapper._family_class
     parts, converted = _parts(file, family, learning_rate)
     try:

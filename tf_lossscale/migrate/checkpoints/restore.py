@@ -110,7 +110,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
-    family: Any = families.of(inner)
+    family: Any = families.family_of(inner)
     if family is None or family.optimizers is None:
         raise TypeError(
             f"`optimizer` must be an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: "

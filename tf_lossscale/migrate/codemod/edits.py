@@ -80,9 +80,9 @@ class Edits:
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)))
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Put a TODO comment above a call, and leave the called function unchanged.
+        """Put a TODO comment above a call, and do not rewrite `what`, a part of the call.
 
-        If `what` is given, leave this part of the call unchanged instead of the function.
+        By default, `what` is the expression before the parentheses.
         """
         self.todo(node, reason)
         self.freeze(what or node.func)

@@ -150,7 +150,7 @@ class ObjectPlanner(Visitor):
         return any_compiled
 
     def _is_given_a_wrapper(self, parameter: cst.Param) -> bool:
-        """Return whether a call in this file passes a wrapper to the function to which a parameter belongs."""
+        """Return whether a call in this file passes a wrapper to the function that has this parameter."""
         function = self._module.enclosing(parameter, cst.FunctionDef)
         uses = self._module.names.get(function.name.value, ()) if function else ()
         calls = [call for use in uses if isinstance(call := self._module.parents.get(use), cst.Call)]
