@@ -43,7 +43,7 @@ class Family(family.Family):
 
     @property
     def loss_scale_factor(self) -> Any:
-        # While one replica applies its gradients, `apply` overrides the attribute for all replicas.
+        # While one replica applies its gradients, `apply` overrides `loss_scale_factor` for all replicas.
         return replicas.original(self.inner, "loss_scale_factor")
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:

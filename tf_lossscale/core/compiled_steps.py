@@ -59,7 +59,8 @@ class CompiledSteps:
         Returns:
             A compiled function with the same arguments. None if `function` cannot be compiled, if later calls to the
             compiled function might return wrong results, or if there are already too many versions. Each reason is
-            logged once. Nothing is logged if the trace only filled a cache, because the next trace may then succeed.
+            logged once. If tracing failed only because the function filled a cache, nothing is logged, because the next
+            trace may succeed.
         """
         if not tf.executing_eagerly():
             return _with_xla(function)
@@ -91,8 +92,8 @@ class CompiledSteps:
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # A step that cannot be traced runs without XLA. If the step itself is faulty, it raises the error again
-                # there. An error that only tracing causes does not occur again.
+                # A step that cannot be traced runs without XLA. If the step itself is faulty, it then raises the error
+                # again. An error that only tracing causes does not occur again.
                 self.log_once(f"TensorFlow cannot trace a step ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:

@@ -230,7 +230,7 @@ class PrecisionReport:
 
     @property
     def sentences(self) -> tuple[str, str]:
-        """A sentence about the scale at which the least is lost, and one about the variables that float16 affects."""
+        """A sentence about the best scale, and a sentence about the variables that float16 affects."""
         return about_the_scale(self), about_the_variables(self)
 
     def __rich__(self) -> Any:
@@ -290,8 +290,8 @@ def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np
     if halvings >= 1:
         # The bin of exponent -25 contains the values from 2**-25 to 2**-24. Only 2**-25 itself rounds to zero. Among
         # float32 values, this number is so rare that it is ignored. Float16 values, however, were multiples of 2**-24
-        # when they were counted. At half the scale of the count they are multiples of 2**-25, so all values in the bin
-        # are 2**-25; at a quarter of that scale, half of them are; and so on.
+        # when they were counted. At half the loss scale of that step they are multiples of 2**-25, so all values in the
+        # bin are 2**-25 and round to zero; at a quarter of that scale, half of them do; and so on.
         vanished = vanished + np.where(rounded, at[:, column(SUBNORMAL - 1)] * 2.0 ** (1 - halvings), 0)
     below_normal = at[:, column(LOWEST) : column(NORMAL)].sum(axis=1)
     overflow = at[:, column(MAXIMUM + 1) : INFINITE + 1].sum(axis=1)

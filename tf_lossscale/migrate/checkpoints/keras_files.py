@@ -233,8 +233,8 @@ def _without_scale_by_place(optimizer: Optimizer, stored: list[Tensor], config: 
 
 
 def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
-    # A Keras 3 wrapper, Keras's own or this package's, first saves a step count and a learning rate, neither of which
-    # it uses, and then its counter and its scale.
+    # Keras 3 wrappers (Keras's own and this package's) first save an unused step count and learning rate, then the
+    # counter and the scale.
     optimizer.counter, optimizer.scale = int(stored[2].value()), float(stored[3].value())
     return stored[4:]
 

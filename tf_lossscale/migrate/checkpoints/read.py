@@ -13,7 +13,7 @@ from typing import Any
 from tf_lossscale.migrate.checkpoints import object_graphs, savers
 from tf_lossscale.migrate.checkpoints.saved import File, Tensor, UnreadableError, explaining_damage
 
-# Matches the end of the names of a checkpoint's files, such as `ckpt-1.index` and `ckpt-1.data-00000-of-00001`.
+# Matches the suffix of a checkpoint file's name, such as `.index` or `.data-00000-of-00001`.
 _SUFFIX = re.compile(r"\.(index|data-\d+-of-\d+)$")
 
 

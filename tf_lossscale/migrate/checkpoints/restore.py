@@ -73,8 +73,8 @@ def restore(
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
-            file by name, or by order and shape if the names differ. A dict maps the names that `tf-lossscale inspect`
-            shows to variables.
+            file by name, or by order and shape if the names differ. A dict maps names, as shown by `tf-lossscale
+            inspect`, to variables.
         name: the optimizer's path in the file, as `tf-lossscale inspect` shows it; required if the file contains
             several optimizers.
 
@@ -225,7 +225,7 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
 def _places(
     file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
-    """Return (optimizer variable, new value) pairs for all slots and moving averages."""
+    """Return (optimizer variable, new value) pairs for all slots and for the moving averages of the variables."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Maps each value of `Optimizer.family` to the name of the library that is shown in messages.
+# Maps each value of `Optimizer.family` to the library name shown in messages.
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "tf_keras",

@@ -25,7 +25,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    # Maps each optimizer's name to a dict from variable names to the (number, name) pairs of the variable's slots.
+    # For each optimizer's name, maps each variable's name to the (number, name) pairs of its slots.
     owners: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in tensors:
         of = _slot_of(name, tensors)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Maps each class to a dict from the slot names of TensorFlow 2.0 to 2.10 and tf_keras.optimizers.legacy to the
-# attributes that hold the slots in Keras 3 and tf_keras.
+# Maps each class to a dict. Its keys are slot names in TensorFlow 2.0 to 2.10 and tf_keras.optimizers.legacy. Its
+# values are the attributes that hold these slots in Keras 3 and tf_keras.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "SGD": {"momentum": "momentums"},
     "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},

@@ -37,7 +37,7 @@ _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
 class ObjectPlanner(Visitor):
-    """Plans the edits to code that uses wrappers' attributes, in one module."""
+    """In one module, plans the edits to code that uses wrappers' attributes."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)

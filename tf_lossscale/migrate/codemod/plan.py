@@ -36,7 +36,8 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-# A name that the table lists with both of these roles refers to different classes in different versions of TensorFlow.
+# If the possible meanings of a name have both of these roles, it refers to different classes in different TensorFlow
+# versions.
 _OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.WRAPPERS_WITH_OLD_ARGUMENTS[table.EXPERIMENTAL]}."
 

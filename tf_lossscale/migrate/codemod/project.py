@@ -204,7 +204,7 @@ class Project:
         return around._replace(wraps=bool(self._wrapping - {path}), compiles=bool(self._compiling - {path}))
 
     def _importers(self, path: str) -> Iterator[str]:
-        """Yield the files that may import a file, because their import statements contain its module name."""
+        """Yield the files whose import statements may import the file at `path`."""
         word = _tail(path).encode()
         package = os.path.dirname(path) + os.sep if os.path.basename(path) == "__init__.py" else None
         for other, words in self._words.items():

@@ -31,7 +31,7 @@ _UNPACKED = (
 
 
 class UnseenPlanner(Visitor):
-    """Plans TODO comments and notices for uses of old names that the other planners cannot resolve, in one module."""
+    """In one module, plans TODO comments and notices for uses of old names that the other planners cannot resolve."""
 
     def visit_Arg(self, node: cst.Arg) -> None:
         call = self._module.parents[node]
