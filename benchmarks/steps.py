@@ -42,7 +42,7 @@ _COMPILED = (
 
 
 def long(cell: dict[str, str]) -> bool:
-    """Return whether tracing or compiling hundreds of variable updates takes minutes before the first timed step."""
+    """Return whether a step takes minutes to trace or compile, because it updates hundreds of variables."""
     return (
         cell["what"] in ("step", "ablation")
         and cell["mode"] in ("jit_compile", "mirrored")
@@ -143,8 +143,8 @@ def _names(cell: dict[str, str]) -> list[str]:
 def _limits(cell: dict[str, str]) -> list[str]:
     """Return the names of steps whose times are lower bounds for a step with `LossScaleOptimizer(jit_compile=True)`.
 
-    For a model, the lower bound is a training step that applies no gradients. Otherwise it is an optimizer step without
-    loss scaling, compiled by XLA, which is not measured under MirroredStrategy.
+    For a model, the lower bound is a training step that applies no gradients. Otherwise it is an optimizer step that
+    XLA compiles, without loss scaling. Under MirroredStrategy, this step is not measured.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]

@@ -61,7 +61,7 @@ def by_model(network, epochs, **kwargs):
 
 
 class ClippedCell(amp.TrainOneStepWithLossScaleCell):
-    """A user-defined training step as a cell, MindSpore's term for a module. It clips the unscaled gradients."""
+    """A user-defined training step that clips the unscaled gradients. "Cell" is MindSpore's term for a module."""
 
     def construct(self, *inputs):
         """Take one step. Return the loss, whether the step overflowed, and the loss scale."""

@@ -68,7 +68,7 @@ def posterior():
 def logits(images, layers, dtype):
     """Compute each sampled network's logits for each image, in the given dtype.
 
-    `layers` contains the weight matrix of each layer. If the matrices have a leading axis, it is the sample axis.
+    `layers` contains the weights of each layer: one matrix, or a stack with one matrix for each sampled network.
     """
     values = tf.cast(images, dtype)
     for i, layer in enumerate(layers):

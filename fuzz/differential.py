@@ -88,7 +88,7 @@ class Difference:
 
     @property
     def largest_scale(self):
-        """An upper bound of the loss scale during the step. Each iteration of a loop may double the scale."""
+        """An upper bound on the loss scale during the step. Each iteration of a loop may double the scale."""
         return self.before * 2.0 ** (self.step.number if self.loop.repeated == "while" else 0)
 
     @property
@@ -265,8 +265,7 @@ def _children(names):
 
 
 def _some_programs(seed, original, child, counts, deadline):
-    """Compare both optimizers' results for some programs. If the results of a program differ, describe the
-    difference."""
+    """Compare both optimizers on some programs. Return a description of the first failure, or None."""
 
     def check(program):
         tf.keras.backend.clear_session()

@@ -168,7 +168,7 @@ class Averages:
     """Moving averages of variables. Each applied step updates the averages with a decay of 0.5.
 
     Args:
-        frequency: the number of steps after which the averages are copied to the variables; 0 means never.
+        frequency: the averages are copied to the variables every `frequency` steps; 0 means never.
         starts_late: whether to follow Keras 3's rule. With Keras 3's rule, the averages start as the values of the
             variables after the first applied step. With tf_keras's rule, they start as the values before that step,
             and a step updates the average of a variable only if the variable has a gradient.

@@ -131,5 +131,5 @@ class Program:
 
     @property
     def huge(self):
-        """A finite gradient value. Scaling may make it overflow, but the optimizer's slots do not overflow."""
+        """A gradient value that may overflow when it is scaled, but is too small to make the slots overflow."""
         return 1024.0 if "float16" in self.dtypes else 1e16 if self.inner == "adam" else 1e35

@@ -93,7 +93,7 @@ def _loops(draw, program, of=None):
         sparse=sparse,
         place=draw(st.sampled_from(["here", "here", "function", "cond"])),
         recompute=not sparse and draw(st.booleans()),
-        # A Sonnet optimizer assigns slots by the order of the variables, so this order must not change.
+        # Sonnet optimizers match slots to variables by position, so the order of the variables must not change.
         backwards=program["family"] != "sonnet" and draw(st.booleans()),
         repeated=draw(st.sampled_from(["no", "no", "if", "while"])) if function and calls != "two_functions" else "no",
     )

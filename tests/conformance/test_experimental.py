@@ -1,4 +1,4 @@
-"""The recorded behaviour of TensorFlow 2.3's `tf.keras.mixed_precision.experimental.LossScaleOptimizer`."""
+"""The recorded behavior of TensorFlow 2.3's `tf.keras.mixed_precision.experimental.LossScaleOptimizer`."""
 
 import fnmatch
 

@@ -114,7 +114,7 @@ class Family(family.Family):
 
     def config(self) -> Any:
         # If TensorFlow 2 behavior is disabled, Keras 2's `fit` reads the config in order to create a legacy optimizer
-        # from it. In a TF1 graph that optimizer could not be used, so raise an error that names alternatives.
+        # from it. In a TF1 graph the inner optimizer cannot train, so raise an error that names alternatives.
         if not tf.__internal__.tf2.enabled():
             self.require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)

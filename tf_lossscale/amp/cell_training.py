@@ -119,7 +119,7 @@ def _model_of(cell: TrainOneStepCell, keras: Any) -> Any:
 
 
 def _step_of(cell: TrainOneStepCell, layers_of_keras: Any) -> Callable[..., Any]:
-    """Return a function that takes one training step with a batch on all replicas, and returns the loss."""
+    """Return a function that takes one training step on all replicas and returns the loss."""
 
     def in_replica(*inputs: Any) -> Any:
         outputs = cell(*inputs)
@@ -156,7 +156,7 @@ def _batches(dataset: Any, strategy: Any) -> tuple[Callable[[], Iterable[Any]], 
         if steps == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "`train_dataset` repeats forever, so the first epoch would never end. Leave out .repeat(), or "
-                "limit it with .take(steps)."
+                "limit the dataset with .take(steps)."
             )
         read = dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)
         return lambda: read, steps if steps >= 0 else None

@@ -236,7 +236,9 @@ class Model:
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
         network = self._keras_network()
         if network is None:
-            raise ValueError("predict() needs a Keras model, but the training cell has none. Call the network itself.")
+            raise ValueError(
+                "predict() needs a Keras model, but the training cell has none. Call the function that the cell trains."
+            )
         with casting.naming_the_layer(self.amp_level):
             outputs = network(inputs, training=False)
         return outputs if self.amp_level == "O0" else casting.in_float32(outputs)

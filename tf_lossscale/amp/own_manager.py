@@ -61,7 +61,7 @@ class LossScaleManager(abc.ABC):
         return _ManagedScale(self)
 
     def _is_all_of(self, cls: type) -> bool:
-        """Return whether the manager's class is `cls`, or a subclass that overrides no method in `_METHODS`."""
+        """Return whether the manager's class is `cls` or a subclass of it that overrides no method in `_METHODS`."""
         return all(getattr(type(self), name) is getattr(cls, name) for name in _METHODS)
 
 

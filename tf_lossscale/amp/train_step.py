@@ -60,7 +60,7 @@ class TrainOneStepCell:
         elif sens is not None:
             raise ValueError(
                 f"`{self._scale_argument}` must not be given if `optimizer` is a LossScaleOptimizer, which has a loss "
-                f"scale of its own, but got: {sens!r}. Leave it out, or pass the inner optimizer."
+                f"scale of its own, but got: {sens!r}. Leave out `{self._scale_argument}`, or pass the inner optimizer."
             )
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.

@@ -1,4 +1,4 @@
-"""Counts, at regular intervals and on the device, how many values of each gradient have each binary exponent."""
+"""Counts the values of each gradient by binary exponent, at regular intervals and on the device."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def scaled_inside(
 def _loss_of(result: Any) -> tf.Tensor:
     """Return the loss from a loss function's result.
 
-    A list is rejected, because it is unclear whether it contains a loss with further results or several losses.
+    A list is rejected, because it may contain either several losses, or one loss and further results.
     """
     part = result[0] if isinstance(result, tuple) and result else result
     try:

@@ -324,7 +324,7 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
                 del held[_OVERRIDDEN]
 
 
-# Maps the names of overridden attributes to the number of `overriding` blocks and the attributes' original values.
+# The name of a dict that maps overridden attributes to the number of `overriding` blocks and the original values.
 _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 

@@ -70,7 +70,7 @@ class LossScale(Variables):
 
     @property
     def reads_gradients(self) -> bool:
-        """Whether a subclass overrides `check`, and may therefore read the gradients' values."""
+        """Whether a subclass overrides `check`. Such a method may read the gradients' values."""
         return type(self).check is not LossScale.check
 
     def prepare(self) -> None:
@@ -305,7 +305,8 @@ class DynamicLossScale(LossScale):
         return super()._lookup_dependency(name, *args)
 
     def bring_into_range(self) -> None:
-        """If the loaded scale is out of range, replace it and log a warning. In graphs and on replicas, do nothing.
+        """If the loaded scale is out of range, replace it and log a warning. In a graph or a replica context, do
+        nothing.
 
         >>> scale = DynamicLossScale(8.0)
         >>> _ = scale.current_loss_scale.assign(float("inf"))

@@ -1,9 +1,10 @@
 """Takes one step: unscales, reduces and checks the gradients, applies or skips them, and records the outcome.
 
-Importing `core` imports `core/fast`, which replaces each function that is marked with `has_faster_twin` by a faster
-one. In a graph, the faster versions record what a tensor was computed from (see `core.notes.origin`), for example which
-stack of gradients it is a part of. `as_arguments`, `apply_or_skip` and the check then use the recorded tensors instead
-of the tensors that are passed to them. The applied gradients are bitwise equal to those of the plain functions.
+Importing `core` imports `core/fast`, which registers a faster version of each function decorated with
+`has_faster_twin`. In a graph, the faster versions record what a tensor was computed from (see `core.notes.origin`), for
+example which stack of gradients it is a part of. `as_arguments`, `apply_or_skip` and the check then use the recorded
+tensors instead of the tensors that are passed to them. The applied gradients are bitwise equal to those of the plain
+functions.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Update(abc.ABC):
         """Apply reduced gradients without reducing them again, in a replica context."""
 
     def skip(self) -> Any:
-        """Update the optimizer's state that changes even if a step is skipped, for example the step count.
+        """Update the optimizer state that changes even in skipped steps, for example the step count.
 
         This method is called in the cross-replica context if the step makes a merge call.
         """

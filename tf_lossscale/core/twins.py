@@ -10,7 +10,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def has_faster_twin(plain: _Function) -> _Function:
-    """Decorate a plain function, so that a module in `core/fast` can register a faster version, called its twin.
+    """Decorate a plain function, so that a module in `core/fast` can register a twin: a faster version.
 
     A call runs the twin if there is one. The `plain` attribute is always the plain function:
 
@@ -35,7 +35,7 @@ def has_faster_twin(plain: _Function) -> _Function:
 
 
 def faster(function: Any) -> Callable[[_Function], _Function]:
-    """Decorate the faster twin of a function. The twin takes the same arguments, and weights get the same bits.
+    """Decorate the faster twin of a function. The twin takes the same arguments, and training gives the same bits.
 
     >>> @has_faster_twin
     ... def double(number):

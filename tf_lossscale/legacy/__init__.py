@@ -1,4 +1,4 @@
-"""The names for loss scaling that TensorFlow 1.15 to 2.3 had, for programs that still use them.
+"""The loss scaling names of TensorFlow 1.15 to 2.3, for programs that still use them.
 
 >>> from tf_lossscale import legacy
 >>> legacy.get(8)

@@ -244,7 +244,7 @@ class _Managed(state.LossScale):
 
 
 def _number(name: str, value: Any) -> float:
-    """Return an argument as a float. For None and strings, raise errors of the same types as TensorFlow 1."""
+    """Return an argument as a float. For None and strings, raise the same types of errors as TensorFlow 1 does."""
     if value is None:
         raise ValueError(f"`{name}` must be a number, but got: None.")
     if isinstance(value, str):

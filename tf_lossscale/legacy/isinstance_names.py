@@ -1,4 +1,4 @@
-"""The base class of the old LossScaleOptimizer classes. Every loss scale optimizer counts as an instance of each."""
+"""The base class of the old LossScaleOptimizer classes. `isinstance` accepts every loss scale optimizer for each."""
 
 from __future__ import annotations
 

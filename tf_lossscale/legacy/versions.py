@@ -1,6 +1,6 @@
 """How loss scaling differs between TensorFlow versions, and how the old names in this package behave.
 
-| behaviour | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | this package |
+| behavior | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | this package |
 |---|---|---|---|---|
 | IndexedSlices rows with the same index: what is checked | their sum | their sum | each row | their sum |
 | IndexedSlices without a dense shape | ValueError | ValueError | accepted | accepted |

@@ -47,8 +47,8 @@ def keras_3(module: str = "") -> Any:
         module: the module's dotted name within the package; "" for the package itself.
 
     Raises:
-        ImportError: the installed `keras` package is Keras 2, or the program has replaced `sys.modules["keras"]` with
-            a package alongside which Keras 3 cannot be imported.
+        ImportError: the installed `keras` package is Keras 2, or Keras 3 cannot be imported alongside the package that
+            the program stored as `sys.modules["keras"]`.
     """
     if package_of_keras_2() == "keras":
         raise ImportError("This feature needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")

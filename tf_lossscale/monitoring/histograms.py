@@ -15,7 +15,7 @@ _KIND = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.Pl
 def write_histograms(counts: ExponentCounts, step: Any = None) -> None:
     """Write a histogram of exponents for each variable to the default `tf.summary` writer.
 
-    The bucket from e to e + 1 counts the values of the scaled gradient with a magnitude from 2**e to 2**(e + 1).
+    The bucket from e to e + 1 counts the scaled gradient's values with magnitudes from 2**e to 2**(e + 1).
     `tf.summary.histogram` cannot be used, because it needs the values themselves instead of counts.
 
     >>> import tempfile

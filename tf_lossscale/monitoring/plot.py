@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pictures(
     logdir: pathlib.Path, out: pathlib.Path, step: int | None
 ) -> dict[pathlib.Path, tuple[Callable[[pathlib.Path], None], list[str]]]:
-    """Return a dict from each picture's path to the function that draws it and the names of the runs in it."""
+    """Return a dict that maps each picture's path to its drawing function and the names of its runs."""
     runs, counted = read(logdir), _counted(logdir)
     if not runs and not counted:
         raise ValueError(
@@ -147,7 +147,7 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
 
 
 def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:
-    """Draw the curves of all runs into one figure. A failure leaves no partial file.
+    """Draw the curves of all runs in one figure. A failure leaves no partial file.
 
     Args:
         runs: the return value of `read`.

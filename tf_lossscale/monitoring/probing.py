@@ -133,7 +133,7 @@ class Probe:
         return dataclasses.replace(counts, full_precision=not self._in_float16)
 
     def count_exponents(self) -> None:
-        """Count the gradients in the next step, and from then on again at intervals of `every` steps."""
+        """Count the gradients in the next step, and then again at intervals of `every` steps."""
         self._exponents.count_next()
 
     def method(self, method: Callable[..., Any]) -> Callable[..., Any]:

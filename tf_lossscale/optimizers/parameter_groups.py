@@ -24,10 +24,11 @@ class ParameterGroup(MutableMapping[str, Any]):
     0.005
 
     Args:
-        entries: a dict with "params" and the options. The group keeps its order. `rate` replaces the value of "lr".
+        entries: a dict with "params" and the options. The group keeps the dict's order. `rate` replaces the value of
+            "lr".
         rate: the learning rate.
-        own: the names of the options that were passed for this group. If the optimizer's option of the same name is
-            changed, these options keep their values, except in the first group.
+        own: the names of the options that were passed for this group. Setting one of these options on the optimizer
+            does not change this group, unless this group is the first.
 
     The `steps` attribute is a float32 variable with the step count of each variable in the group. It is None before the
     optimizer is built.

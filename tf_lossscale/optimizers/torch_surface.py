@@ -127,8 +127,8 @@ class TorchSurface(AdafactorBase):
 
         Returns:
             A dict. All parameters are numbered, across all groups. "state" maps the number of each parameter that has
-            been updated to the parameter's state. "param_groups" contains the groups, in which "params" is the list of
-            the numbers of all parameters in the group. Hooks can replace the dict.
+            been updated to the parameter's state. "param_groups" contains the groups, each with its parameters' numbers
+            in "params". Hooks can replace the dict.
         """
         for hook in self._hooks["state_dict_pre"]:
             hook(self)

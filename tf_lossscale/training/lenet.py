@@ -98,7 +98,7 @@ class Run:
         tf.keras.utils.set_random_seed(settings.seed)
         self.setup = setup
         self.model = lenet5(setup.policy)
-        # In a run without loss scaling, the wrapper has a fixed scale of 1, so its steps are the inner optimizer's own.
+        # In a run without loss scaling, the wrapper has a fixed scale of 1, so its steps equal the inner optimizer's.
         scale: dict[str, Any] = {"dynamic": False, "initial_scale": 1}
         if setup.scaled:
             scale = {"initial_scale": settings.initial_scale, "dynamic_growth_steps": settings.growth_steps}

@@ -139,7 +139,7 @@ def restore(run: Run, state: dict[str, Any], out: pathlib.Path) -> None:
 
 def _checkpoint(run: Run) -> tf.train.Checkpoint:
     checkpoint = tf.train.Checkpoint(model=run.model, optimizer=run.optimizer)
-    # `assert_consumed()` expects the `save_counter` variable, which is created when the attribute is read.
+    # Reading the attribute creates the `save_counter` variable, which `assert_consumed()` expects.
     _ = checkpoint.save_counter
     return checkpoint
 

@@ -8,9 +8,9 @@ the first of these rules that applies decides:
 2. In a function being traced: the most recent call that was recorded in this function. If there is none, the functions
    that enclose it are searched. After `scale_loss` the gradients are scaled; after `get_scaled_loss` or
    `get_unscaled_gradients` they are unscaled.
-3. All calls in other functions and threads that no update has followed yet, because gradients can be passed between
-   functions and threads. For an update in eager mode, this thread's most recent call in eager mode counts as well. If
-   the calls disagree, the update raises an error.
+3. Calls in other functions and threads, because gradients can be passed between functions and threads. Only calls that
+   no update has followed yet count. For an update in eager mode, this thread's most recent call in eager mode counts as
+   well. If the calls disagree, the update raises an error.
 4. If no call was recorded, the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says. A
    warning names the methods that were not called.
 
@@ -108,8 +108,8 @@ class Contract:
         # Each thread's most recent call to a method such as `scale_loss`, in each traced function and in eager mode.
         # The keys are weak references to the graphs of the traced functions, and to `_EAGER` for eager mode.
         self._calls: dict[weakref.ref[Any], dict[threading.Thread, _Call]] = {}
-        # The methods called in deleted functions and ended threads, if no update followed the calls. Gradients from
-        # these functions and threads may still exist.
+        # The names of methods that were called in deleted functions or finished threads, if no update followed the
+        # call. Gradients from these functions and threads may still exist.
         self._unused_in_the_past: set[str] = set()
         self._answers_kept: set[bool] = set()
         self._thread = _Thread()
@@ -282,7 +282,7 @@ class Contract:
     def _deciding_calls(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
         """Return the calls that determine whether an update gets scaled gradients, and the traced function they are in.
 
-        The function is None if the calls were made in eager mode, or in several functions or threads.
+        The function is None if the calls were made in eager mode or outside the functions being traced.
         """
         for place in places:
             calls = [call for call in self._calls_in([place]) if counts(call)]
@@ -310,7 +310,7 @@ class Contract:
         return found_calls
 
     def _forget_the_past(self) -> None:
-        """Delete the records of deleted functions and ended threads. Keep the methods that no update followed."""
+        """Delete the records of deleted functions and finished threads. Keep the methods of calls without an update."""
         in_eager_mode = self._calls.get(weakref.ref(_EAGER), {})
         past = [in_eager_mode.pop(thread) for thread in [*in_eager_mode] if not thread.is_alive()]
         for place in [place for place in self._calls if place() is None]:

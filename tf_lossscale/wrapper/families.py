@@ -178,7 +178,7 @@ def keras_of_tensorflow() -> str:
 # this name for that package.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
-#: Maps each Keras library to the name that its modules have in `optimizers/` and in `adapters/`.
+#: Maps each Keras library to the name of this package's modules for it, such as `adapters/keras3.py`.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 

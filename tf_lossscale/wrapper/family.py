@@ -168,7 +168,7 @@ class Family(abc.ABC):
         return self.inner.iterations.assign_add(1)
 
     def start_averages(self) -> Any:
-        """Initialize moving averages of the weights, if the optimizer does so in its first step and skips that step."""
+        """When a step is skipped, initialize state that the optimizer otherwise initializes in its first step."""
         return None
 
     def result(self) -> Any:

@@ -53,7 +53,7 @@ class CallableList(list[Any]):
 
 
 class _SignatureOfInit:
-    """A descriptor for `__signature__`, with which `help` shows the arguments of `__init__` instead of `__new__`."""
+    """A descriptor for `__signature__` that makes `help` show the arguments of `__init__` instead of `__new__`."""
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)

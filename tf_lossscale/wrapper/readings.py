@@ -210,7 +210,7 @@ class Observable(Parts):
                 set_value(variable, counts[name])
 
     def overflow_report(self) -> OverflowReport:
-        """Report the variables whose gradients were not finite, and in how many steps.
+        """Report which variables' gradients were not finite, and in how many steps.
 
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer

@@ -53,8 +53,8 @@ class Stall:
         """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
 
         Args:
-            optimizer: the LossScaleOptimizer. The method does nothing if its loss scale has no lower bound: if the
-                scale's `lowest` attribute is None.
+            optimizer: the LossScaleOptimizer. If its loss scale has no lower bound (`lowest` is None), the method does
+                nothing.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
@@ -72,8 +72,9 @@ class Stall:
     def before_skip(self, optimizer: Any) -> list[Any]:
         """Add operations to a graph that report whether training had stalled before this step.
 
-        Call this method in the branch that skips a step. In eager mode and under XLA, the method only resets the flag
-        that marks a stall as reported: eager steps call `report` when they end, and code compiled by XLA cannot print.
+        Call this method in the branch that skips a step. In eager mode and under XLA, the method only updates the flag
+        that marks the current stall as reported: eager steps call `report` when they end, and code compiled by XLA
+        cannot print.
 
         Args:
             optimizer: the LossScaleOptimizer that skips the step.

@@ -45,7 +45,7 @@ class OptimizerUpdate(step.Update):
         self.observes = optimizer._diagnosis is not None and bool(gradients)
 
     def prepare(self) -> None:
-        """Create the variables of the optimizer that do not exist yet, and decide whether XLA compiles the step."""
+        """Create the optimizer's missing variables, and decide whether XLA compiles the step."""
         if not tf.executing_eagerly():
             self._family.require_graph_mode()
         optimizer = self.optimizer
@@ -145,7 +145,7 @@ class OptimizerUpdate(step.Update):
     def _to_compile(self) -> StepToCompile:
         """Collect all Python objects that the compiled step depends on."""
         # If a gradient occurs twice in the list, the compiled function takes it as a single argument. `types` therefore
-        # also contains the number of this argument for each gradient.
+        # also contains, for each gradient, the index of its argument.
         place: dict[int, int] = {}
         types = [
             None if g is None else (g.dtype, g.shape, place.setdefault(id(g), len(place))) for g in self._gradients

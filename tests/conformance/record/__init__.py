@@ -1,1 +1,1 @@
-"""Programs that record the behaviour of the original implementations, on Python 3.7 or newer."""
+"""Programs that record the behavior of the original implementations, on Python 3.7 or newer."""

@@ -1,4 +1,4 @@
-"""Records the behaviour of an original implementation, and compares the recording with the stored recording.
+"""Records the behavior of an original implementation, and compares the recording with the stored recording.
 
     python -m tests.conformance.record ORIGINAL [--only PATTERN] [--write]
 

@@ -14,7 +14,7 @@ ENVIRONMENTS = ROOT / ".venv-record"
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """An implementation in another library, whose behaviour is recorded.
+    """An implementation in another library, whose behavior is recorded.
 
     Args:
         python: the version of Python that it needs, such as "3.8".

@@ -99,7 +99,7 @@ def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content)
 def test_what_cannot_be_read_is_an_error_that_says_so(tmp_path, content):
     one = migrated(tmp_path / "odd.ipynb", content)
     assert one.status == report.ERROR
-    assert "is not a notebook" in one.error or "code cell 1 does not parse" in one.error
+    assert "is not a notebook" in one.error or "code cell 1 parses neither" in one.error
     assert (tmp_path / "odd.ipynb").read_bytes() == content
 
 

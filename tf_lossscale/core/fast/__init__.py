@@ -1,4 +1,4 @@
-"""Faster versions of functions in the core, called twins. A twin takes the same arguments and returns the same bits.
+"""Twins: faster versions of functions in the core. A twin takes the same arguments, and training gives the same bits.
 
 `packing` stacks small gradients, and unscales each large gradient as late as possible. `branching` uses the cheapest
 conditional for each backend. `checks` uses sums to prove that gradients are finite. Tests and benchmarks can switch

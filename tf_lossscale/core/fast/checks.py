@@ -1,4 +1,4 @@
-"""Faster versions of core functions, which check gradients by their sums and replace divisions with multiplications.
+"""Faster versions of core functions. They check gradients by their sums and replace divisions with multiplications.
 
 A finite sum proves that all values of a gradient are finite.
 """

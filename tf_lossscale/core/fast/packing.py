@@ -26,7 +26,7 @@ _HELD = 2**22
 
 
 def positions(tensors: Sequence[Any]) -> list[list[int]]:
-    """Return the positions of tensors that one `tf.stack` can combine, in groups of at least two.
+    """Group the tensors that can be stacked, and return the positions in each group. A group has at least two tensors.
 
     >>> positions([tf.ones([2]), tf.ones([3]), None, tf.zeros([2]), tf.zeros([2], tf.float16)])
     [[0, 3]]
@@ -258,7 +258,7 @@ class Packed:
 
 
 def _alone(made_from: Any) -> Any:
-    """For a gradient in a stack that was unscaled at once, return the gradient's own scaled values."""
+    """Return a stack member's own `Scaled` gradient, if it has one. Otherwise return the origin unchanged."""
     return made_from.scaled or made_from if isinstance(made_from, StackMember) else made_from
 
 

@@ -1,4 +1,4 @@
-"""The optimizations in `core/fast`, called tricks. Tests and benchmarks can switch each trick off."""
+"""Tricks: the optimizations in `core/fast`. Tests and benchmarks can switch each trick off."""
 
 from __future__ import annotations
 
