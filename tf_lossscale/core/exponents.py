@@ -13,7 +13,7 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 from tf_lossscale.precision.counts import COLUMNS, INFINITE, LOWEST, NAN, ZEROS, ExponentCounts, column
 
-#: The default number of steps from one count of the gradients to the next.
+#: By default, exponents are counted in the first step and then once every 100 steps.
 EVERY = 100
 
 _SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA

@@ -14,7 +14,7 @@ import tensorflow as tf
 _LOSS_SCALED_BY = "_loss_scaled_by_tf_lossscale"
 _UNSCALED_BY = "_unscaled_by_tf_lossscale"
 _SCALED = "_scaled_for_tf_lossscale"
-_QUOTIENT_OF = "_quotient_of_in_tf_lossscale"
+_DIVIDEND = "_dividend_of_in_tf_lossscale"
 _ORIGIN = "_origin_in_tf_lossscale"
 
 
@@ -88,14 +88,14 @@ def is_scaled(gradient: Any) -> bool:
     return hasattr(gradient, _SCALED)
 
 
-def note_quotients(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
+def note_dividends(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
     """Note which scaled gradient each unscaled gradient was computed from.
 
     In eager mode the note keeps the scaled gradient in memory.
 
     >>> scaled, unscaled = tf.constant(8.0), tf.constant(1.0)
-    >>> note_quotients([unscaled, None], [scaled, None])
-    >>> quotient_of(unscaled) is scaled, quotient_of(scaled) is None
+    >>> note_dividends([unscaled, None], [scaled, None])
+    >>> dividend_of(unscaled) is scaled, dividend_of(scaled) is None
     (True, True)
 
     Args:
@@ -104,12 +104,12 @@ def note_quotients(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
     """
     for quotient, gradient in zip(unscaled, scaled):
         if quotient is not None:
-            setattr(quotient, _QUOTIENT_OF, gradient)
+            setattr(quotient, _DIVIDEND, gradient)
 
 
-def quotient_of(gradient: Any) -> Any:
-    """Return the scaled gradient that `note_quotients` noted for this gradient. Without a note, return None."""
-    return getattr(gradient, _QUOTIENT_OF, None)
+def dividend_of(gradient: Any) -> Any:
+    """Return the scaled gradient that was divided to compute `gradient`. If it was not noted, return None."""
+    return getattr(gradient, _DIVIDEND, None)
 
 
 def note_origin(tensor: Any, origin: Any) -> None:

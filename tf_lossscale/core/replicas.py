@@ -304,7 +304,7 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
         **attributes: the temporary value of each attribute.
     """
     held = holder.__dict__
-    # The blocks for each set of attributes are counted separately, so that blocks for other attributes can be nested.
+    # `with` blocks are counted separately for each set of attributes, so that blocks for different sets can be nested.
     names = frozenset(attributes)
     blocks = held.setdefault(_OVERRIDDEN, {})
     depth, before = blocks.get(names, (0, {name: held[name] for name in names if name in held}))

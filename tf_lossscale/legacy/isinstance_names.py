@@ -1,4 +1,4 @@
-"""The base class of the old LossScaleOptimizer classes. `isinstance` accepts every loss scale optimizer for each."""
+"""The base class of the old LossScaleOptimizer classes. It makes `isinstance` accept every loss scale optimizer."""
 
 from __future__ import annotations
 

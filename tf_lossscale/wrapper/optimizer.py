@@ -365,7 +365,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         unscaled = self._family.unscale(grads, self._factor.for_gradients(self._loss_scale))
         notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
         if self._exponents is not None and self._exponents.counts_next():
-            notes.note_quotients(unscaled, grads)
+            notes.note_dividends(unscaled, grads)
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -501,7 +501,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         return None if scale.defer(self, update) else take_step(scale, update)
 
     def _result(self, outcome: Any) -> Any:
-        """Report a stall in eager mode, and return the value that `apply_gradients` returns."""
+        """In eager mode, report a long run of skipped steps. Return the value that `apply_gradients` returns."""
         if tf.executing_eagerly():
             if outcome is False:
                 self._report_stall()

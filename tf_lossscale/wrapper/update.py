@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, step
 from tf_lossscale.core.compiled_steps import StepToCompile, obstacle
 from tf_lossscale.core.graphs import in_xla_context, operations
-from tf_lossscale.core.notes import quotient_of
+from tf_lossscale.core.notes import dividend_of
 from tf_lossscale.core.scaling import multiplied
 from tf_lossscale.wrapper.grads_and_vars import names_of
 
@@ -93,7 +93,7 @@ class OptimizerUpdate(step.Update):
         """
         if self._scaled:
             return self._gradients
-        scaled_gradients = [quotient_of(gradient) for gradient in self._gradients]
+        scaled_gradients = [dividend_of(gradient) for gradient in self._gradients]
         if all(scaled is not None or g is None for scaled, g in zip(scaled_gradients, self._gradients)):
             return scaled_gradients
         factor = self._current_factor()

@@ -96,8 +96,8 @@ HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 
 # Most old names contain one of these substrings.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
-# The text search selects a file for parsing if it contains one of these words: `_PARTS`, old names that contain none of
-# `_PARTS`, and `TODO(tf-lossscale)`, which marks the comments that earlier runs of the codemod added.
+# A file is parsed only if it contains one of these words: an element of `_PARTS`, an old name without such an element,
+# or `TODO(tf-lossscale)`, which marks the comments that earlier runs of the codemod added.
 _WORDS = (
     *(part.encode() for part in _PARTS),
     b"get_scaled_loss",
