@@ -105,7 +105,7 @@ class CompiledSteps:
         return None
 
     def _keep(self, key: tuple[Any, ...], step: Any, identified: list[Any]) -> None:
-        """Cache a compiled step until an object whose id is part of the key is garbage-collected."""
+        """Cache a compiled step until one of the objects whose ids are in its key is garbage-collected."""
         drop = functools.partial(_drop, weakref.ref(self), key)
         self._steps[key] = step, [weakref.ref(each, drop) for each in identified]
 

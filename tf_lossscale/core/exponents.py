@@ -62,7 +62,7 @@ class Exponents(Variables):
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
     ) -> list[tf.Operation]:
-        """Increment the step count. If a count is due, count the gradients by exponent.
+        """Increment the step count. If this step's gradients are due to be counted, count them by exponent.
 
         Call this in a replica context.
 

@@ -139,7 +139,8 @@ def _finish(loss_scale: LossScale, update: Update, gradients: Gradients, consens
             return strategy.extended.call_for_each_replica(apply, args=(per_replica,))
 
         # `merge_call` runs this function once, with the update of the first replica. All replicas have the same
-        # gradients or the same consensus, so the first replica's decision applies to all of them.
+        # gradients or, if their gradients may differ, the same consensus, so the first replica's decision applies to
+        # all of them.
         first = gradients_of(_first(strategy, per_replica))
         shared = None if consensus is None else _first(strategy, consensus)
         return _apply_if_finite(loss_scale, update, first, shared, apply_on_each_replica, per_replica)

@@ -35,7 +35,7 @@ def has_faster_twin(plain: _Function) -> _Function:
 
 
 def faster(function: Any) -> Callable[[_Function], _Function]:
-    """Decorate the faster twin of a function. The twin takes the same arguments, and training gives the same bits.
+    """Decorate the faster twin of a function. The twin takes the same arguments, and training is bit for bit the same.
 
     >>> @has_faster_twin
     ... def double(number):

@@ -44,7 +44,7 @@ class Installation:
 
 
 class _Change:
-    """A table of patches, held by one or more public functions. When no function holds the patches, they are undone.
+    """A table of patches, which stay in effect until every public function that applied them has released them.
 
     Args:
         table: the name of the module that defines the `PLACES` table. The module is imported only when TensorFlow is

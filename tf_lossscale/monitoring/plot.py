@@ -135,7 +135,7 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
         logdir: the folder. Event files in its subfolders are read as well.
 
     Returns:
-        A dict that maps the name of each run that logged a loss scale to the run's curves. The curves are a dict that
+        A dict with an entry for each run that logged a loss scale. The key is the run's name. The value is a dict that
         maps `loss_scale`, `loss` and `skipped_steps` to lists of (step, value) pairs.
     """
     runs: dict[str, dict[str, Series]] = {}

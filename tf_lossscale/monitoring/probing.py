@@ -180,7 +180,7 @@ class Probe:
 
 #: The optimizer methods that receive the gradients of a step.
 _METHODS = ("apply_gradients", "apply")
-#: The keyword names for the gradients in `apply_gradients` and `apply`.
+#: The names under which `apply_gradients` and `apply` take the gradients as a keyword argument.
 _FIRST = ("grads_and_vars", "grads", "updates")
-#: The keyword names for the variables in `apply`.
+#: The names under which `apply` takes the variables as a keyword argument.
 _SECOND = ("trainable_variables", "parameters")

@@ -151,8 +151,8 @@ def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
 
 
 def _toward(old: tf.Tensor, new: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    # `step_sizes` returns a weight w of at least 1/2 as w - 1. The interpolation then starts at `new`, so that a w of 1
-    # gives exactly `new`, however large `old` is.
+    # If a weight w is at least 1/2, `step_sizes` returns w - 1 instead. The interpolation then starts at `new`, so that
+    # a w of 1 gives exactly `new`, however large `old` is.
     return tf.where(weight > 0, old, new) + weight * (new - old)
 
 

@@ -1,4 +1,4 @@
-"""Trains LeNet-5 on handwritten digits in a custom loop, in float32, and in float16 with and without loss scaling."""
+"""Trains LeNet-5 on handwritten digits in a custom loop: in float32, and in float16 with and without loss scaling."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ class Contract:
         return found_calls
 
     def _forget_the_past(self) -> None:
-        """Delete the records of deleted functions and finished threads. Keep the methods of calls without an update."""
+        """Forget deleted functions and finished threads. If no update followed a call, keep the name of its method."""
         in_eager_mode = self._calls.get(weakref.ref(_EAGER), {})
         past = [in_eager_mode.pop(thread) for thread in [*in_eager_mode] if not thread.is_alive()]
         for place in [place for place in self._calls if place() is None]:

@@ -1,4 +1,4 @@
-"""Twins: faster versions of functions in the core. A twin takes the same arguments, and training gives the same bits.
+"""Twins: faster versions of core functions that take the same arguments and give bit-identical training results.
 
 `packing` stacks small gradients, and unscales each large gradient as late as possible. `branching` uses the cheapest
 conditional for each backend. `checks` uses sums to prove that gradients are finite. Tests and benchmarks can switch

@@ -258,7 +258,7 @@ class Packed:
 
 
 def _alone(made_from: Any) -> Any:
-    """Return a stack member's own `Scaled` gradient, if it has one. Otherwise return the origin unchanged."""
+    """If `made_from` is a stack member with its own `Scaled` gradient, return that. Otherwise return `made_from`."""
     return made_from.scaled or made_from if isinstance(made_from, StackMember) else made_from
 
 
@@ -299,7 +299,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     scale = optimization_barrier(tf.convert_to_tensor(scale))
     result: list[Any] = [None] * len(converted)
     for group in positions(converted):
-        # A stack needs no optimization barrier, because the graph optimizer does not merge operations across it.
+        # A stack needs no optimization barrier, because the graph optimizer does not merge operations across a stack.
         stack = scaling.divide(stacked(converted, group), scale)
         for i, part in zip(group, unstacked(stack, [Scaled(converted[i], scale) for i in group])):
             result[i] = part

@@ -80,7 +80,7 @@ class Edits:
         self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)))
 
     def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Put a TODO comment above a call, and do not rewrite `what`, a part of the call.
+        """Put a TODO comment above a call, and leave the expression `what` in the call unchanged.
 
         By default, `what` is the expression before the parentheses.
         """

@@ -146,7 +146,7 @@ class Notebook:
     def left(self) -> Iterator[Finding]:
         """Yield a notice for each line that is valid only in IPython and contains an old name.
 
-        The line numbers in the notices refer to the joined module.
+        The line numbers in the notices refer to the module into which the cells are joined.
         """
         for number, line in enumerate(self.source.splitlines(), 1):
             match = _NAMES.match(line)

@@ -37,7 +37,7 @@ _GIVE = "Give compile() a tf_lossscale.LossScaleOptimizer."
 
 
 class ObjectPlanner(Visitor):
-    """In one module, plans the edits to code that uses wrappers' attributes."""
+    """Plans the edits to the code in one module that uses wrappers' attributes."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)

@@ -26,7 +26,7 @@ _VALUES: Any = (
     (cst.Arg, 1, m.Call(m.Name("getattr") | m.Name("hasattr"), [m.Arg(), m.Arg(m.SimpleString()), m.ZeroOrMore()])),
     (cst.Element, 2, m.Assign([m.AssignTarget(m.Tuple() | m.List()), m.ZeroOrMore()])),
     (cst.Assign, 0, m.Assign([m.AssignTarget(~m.Subscript()), m.ZeroOrMore()])),
-    # The codemod cannot track a module inside nodes of these types. The pattern `m.Pass()` matches no such node.
+    # The codemod cannot track a module inside nodes of these types, so their pattern, `m.Pass()`, never matches.
     ((cst.DictElement, cst.Param, cst.WithItem, cst.Return), 0, m.Pass()),
 )
 _NOT_FOLLOWED = (

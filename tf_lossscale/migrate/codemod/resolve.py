@@ -108,9 +108,9 @@ class Resolver(Tree):
 
     @functools.cached_property
     def _roles(self) -> set[str]:
-        """The roles that the table of old names assigns to the old names in the module.
+        """The roles of the old names that the module contains, from the table of old names.
 
-        The role "module" stands for a removed module.
+        The set also contains "module" if the code refers to a removed module.
         """
         # `self.scopes` also contains names from string annotations. These names are not nodes of the tree.
         nodes = [n for n in self.scopes if isinstance(n, (cst.Name, cst.Attribute)) and n in self.parents]

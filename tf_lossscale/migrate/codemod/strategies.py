@@ -21,7 +21,7 @@ _OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files be
 
 
 class StrategyPlanner(Visitor):
-    """In one module, plans the edits to code that uses tf.distribute strategies."""
+    """Plans the edits to the code in one module that uses tf.distribute strategies."""
 
     def __init__(self, module: Calls, edits: Edits):
         super().__init__(module, edits)
