@@ -143,8 +143,8 @@ def _names(cell: dict[str, str]) -> list[str]:
 def _limits(cell: dict[str, str]) -> list[str]:
     """Return the names of steps whose times are lower bounds for a step with `LossScaleOptimizer(jit_compile=True)`.
 
-    For a model, the lower bound is a training step that applies no gradients. Otherwise it is an optimizer step that
-    XLA compiles, without loss scaling. Under MirroredStrategy, this step is not measured.
+    If the workload is a model, the lower bound is a training step that applies no gradients. Otherwise it is an
+    optimizer step without loss scaling, compiled by XLA, which is not measured under MirroredStrategy.
     """
     if cell["workload"] in workloads.MODELS:
         return [contenders.NO_STEP]

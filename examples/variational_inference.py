@@ -8,8 +8,8 @@ evidence lower bound is multiplied by 1e-5, as if it were a minor term of a larg
 gradients of the likelihood then underflow to zero in float16, and the posterior becomes equal to the prior.
 
 The network is trained three times: in float32, in float16 without loss scaling, and in float16 with loss scaling. For
-each run, prints the loss per image; the root mean square distance of the first layer's posterior means from the prior
-means, in standard deviations of the prior; and the accuracy on test images, averaged over sampled networks.
+each run, the script prints the loss per image; the root mean square distance of the first layer's posterior means from
+the prior means, in standard deviations of the prior; and the accuracy on test images, averaged over sampled networks.
 """
 
 import argparse

@@ -53,7 +53,7 @@ def _present(gradients):
 
 
 def _drop_first(gradients, number):
-    """Replace the first gradient that is not None with None. If only one gradient is not None, keep it."""
+    """Set the first gradient that is not None to None. If only one gradient is not None, keep it."""
     del number
     present = _present(gradients)
     return [None if len(present) > 1 and i == present[0] else g for i, g in enumerate(gradients)]

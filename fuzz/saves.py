@@ -98,7 +98,7 @@ def expected(name):
 
 
 def train(begin, directory, name, kind, begins):
-    """Train, and save after every step. Call `begin()` right before the save whose number is `begins`."""
+    """Train, and save after every step. Call `begin()` right before save number `begins`, counted from 1."""
     trainee = Trainee(name)
     for i in range(STEPS):
         trainee.step(i)

@@ -402,3 +402,67 @@ def test_a_normalization_layer_at_the_input_gets_values_that_half_precision_woul
     model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(moving_mean_initializer=mean)])
     amp.auto_mixed_precision(model, "O2")
     assert float(model(tf.constant([[2049.0]]))[0, 0]) == pytest.approx(1.0, rel=1e-2)  # float16 rounds 2049 to 2048
+
+
+TOKENS = np.array([[1, 2, 0, 0], [3, 1, 2, 0]])
+
+
+def attention_of_tokens(keras):
+    tokens = keras.Input((4,), dtype="int32")
+    embedded = keras.layers.Embedding(5, 4, mask_zero=True)(tokens)
+    return keras.Model(tokens, keras.layers.MultiHeadAttention(2, 4)(embedded, embedded))
+
+
+def model_of_ones_own(keras):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.recurrent = keras.layers.LSTM(3)
+
+        def call(self, inputs):
+            return self.recurrent(inputs)
+
+    tokens = keras.Input((4,), dtype="int32")
+    embedded = keras.layers.Embedding(5, 4, mask_zero=True)(tokens)
+    return keras.Model(tokens, Own()(keras.layers.LayerNormalization()(embedded)))
+
+
+@pytest.mark.parametrize("network", [attention_of_tokens, model_of_ones_own])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_padding_is_masked_at_every_level(library, level, network):
+    model = network(LIBRARIES[library])
+    random = np.random.RandomState(0)
+    model.set_weights([random.normal(0, 0.5, weight.shape) for weight in model.get_weights()])
+    expected = np.array(model(TOKENS))
+    amp.auto_mixed_precision(model, level)
+    np.testing.assert_allclose(np.array(model(TOKENS), "float32"), expected, atol=5e-3)
+    amp.to_float(model, "float32")
+    np.testing.assert_array_equal(np.array(model(TOKENS)), expected)
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_constants_of_a_layer_are_as_before_after_the_way_back(library, level):
+    keras = LIBRARIES[library]
+
+    class Own(keras.layers.Layer):
+        def build(self, shape):
+            self.constant = tf.constant([1.1, 2.2, 100000.0])
+
+        def call(self, inputs):
+            return inputs * tf.cast(self.constant, inputs.dtype)
+
+    model = keras.Sequential([keras.Input((3,)), Own()])
+    inputs = np.array([[1.0, 2.0, 3.0]], "float32")
+    expected = np.array(model(inputs))
+    amp.auto_mixed_precision(model, level)
+    assert np.isinf(model(inputs)[0, 2])
+    model.layers[-1].constant = new = tf.constant([3.3, 4.4, 5.5])  # as `Normalization.adapt` does
+    amp.auto_mixed_precision(model, level)
+    amp.to_float(model, "float32")
+    np.testing.assert_array_equal(np.array(model(inputs)), inputs * new)
+    model.layers[-1].constant = tf.constant([1.1, 2.2, 100000.0])
+    amp.auto_mixed_precision(model, level)
+    amp.to_float(model, "float32")
+    np.testing.assert_array_equal(np.array(model(inputs)), expected)

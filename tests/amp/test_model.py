@@ -561,3 +561,47 @@ def test_the_loss_of_a_cell_on_two_replicas_is_the_mean_over_the_batch(library, 
     data = tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x))).batch(2)
     for _ in range(2):
         assert amp.Model(cell).train(1, data, verbose=0).history["loss"] == [7.5]
+
+
+def masked(keras):
+    tokens = keras.Input((4,), dtype="int32")
+    sequence = keras.layers.LSTM(3, return_sequences=True)(keras.layers.Embedding(5, 4, mask_zero=True)(tokens))
+    model = keras.Model(tokens, keras.layers.Dense(1)(sequence))
+    random = np.random.RandomState(0)
+    model.set_weights([random.normal(0, 0.5, weight.shape) for weight in model.get_weights()])
+    return model
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_padding_does_not_count_in_the_loss(library, level):
+    keras = LIBRARIES[library]
+    tokens = np.array([[1, 2, 0, 0], [3, 1, 2, 0]])
+    targets = np.array([[[1.0], [2.0], [9.0], [9.0]], [[3.0], [1.0], [2.0], [9.0]]], "float32")
+    batch = tf.data.Dataset.from_tensors((tokens, targets))
+    plain = masked(keras)
+    plain.compile("sgd", "mse")
+    expected = plain.evaluate(batch)
+    model = amp.Model(masked(keras), "mse", keras.optimizers.SGD(0.1), amp_level=level)
+    assert model.eval(batch)["loss"] == pytest.approx(expected, rel=1e-3)
+    assert model.train(1, batch).history["loss"][0] == pytest.approx(expected, rel=1e-3)
+    cell = amp.WithLossCell(amp.auto_mixed_precision(masked(keras), level), keras.losses.MeanSquaredError())
+    assert float(cell(tokens, targets)) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "activation, loss, label",
+    [("softmax", "sparse_categorical_crossentropy", 0), ("sigmoid", "binary_crossentropy", [1.0, 1.0])],
+)
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_wrong_and_certain_prediction_is_corrected(library, level, activation, loss, label):
+    keras = LIBRARIES[library]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, activation)])
+    start = np.array([[-20.0, 0.0 if activation == "softmax" else -20.0]], "float32")
+    model.set_weights([start, np.zeros(2)])
+    trained = amp.Model(model, loss, keras.optimizers.SGD(1.0), amp_level=level, loss_scale_manager=None)
+    losses = trained.train(1, tf.data.Dataset.from_tensors((np.ones((1, 1)), np.array([label])))).history["loss"]
+    # Of the probabilities in float16, which are 0 and 1, the loss is 16.118, and the gradient is zero.
+    assert losses == [pytest.approx(20.0)]
+    assert model.get_weights()[0][0, 0] > start[0, 0] + 0.4

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core.graphs import operations
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
 from tf_lossscale.wrapper.options import CLIPS
@@ -94,17 +95,16 @@ class Family(family.Family):
         # step. A skipped step therefore increments both.
         if tf.executing_eagerly() and hasattr(self.inner, "_u_product_counter"):
             self.inner._u_product_counter += 1
-        return super().count_skipped_step()
-
-    def start_averages(self) -> Any:
+        if tf.executing_eagerly() or not hasattr(self.inner, "_u_product"):
+            return super().count_skipped_step()
         # In a traced function, some of Nadam's steps read its momentum product without updating it first. If the first
         # step was skipped, the product is still 1, and Nadam would divide by zero.
-        if tf.executing_eagerly() or not hasattr(self.inner, "_u_product"):
-            return None
         product = self.inner._u_product
         step = tf.cast(self.inner.iterations + 1, product.dtype)
         first = tf.cast(self.inner.beta_1, product.dtype) * (1.0 - 0.5 * tf.pow(tf.cast(0.96, product.dtype), step))
-        return product.assign(tf.where(tf.equal(product, 1.0), first, product))
+        started = product.assign(tf.where(tf.equal(product, 1.0), first, product))
+        with tf.control_dependencies(operations(started)):
+            return [started, super().count_skipped_step()]
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         return [(self.inner, "_iterations")]

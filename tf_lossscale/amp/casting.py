@@ -31,10 +31,15 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     """
     attributes = vars(layer)
     # tf_keras layers that wrap a single operation, such as TFOpLambda, set `call` on the instance. Keep that function.
-    own = attributes.pop("call", None)
-    own = getattr(own, _OWN, own)
+    earlier = attributes.pop("call", None)
+    own = getattr(earlier, _OWN, earlier)
     if own is not None:
         attributes["call"] = own
+    # tf_keras casts the first argument before `call`, and loses the argument's mask. The function below casts all
+    # arguments and keeps their masks, so it takes the place of this cast.
+    autocast = getattr(earlier, _AUTOCAST, attributes.get("_autocast"))
+    if autocast is not None:
+        attributes["_autocast"] = autocast and inputs is None
     if inputs is None and outputs is None:
         return
 
@@ -45,6 +50,7 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
         return floats_to(outputs, result)
 
     setattr(call, _OWN, own)
+    setattr(call, _AUTOCAST, autocast)
     # Store a bound method, not a plain function: `copy.deepcopy` of the layer binds the method to the copy.
     attributes["call"] = types.MethodType(call, layer)
 
@@ -52,6 +58,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
 # The name of an attribute of the function that `set_casts` stores as a layer's `call`. The attribute contains the
 # `call` that had previously been set on the layer object, or None if the layer used its class's method.
 _OWN = "_tf_lossscale_own"
+# The name of an attribute of the same function: the original value of a tf_keras layer's `_autocast`, or None.
+_AUTOCAST = "_tf_lossscale_autocast"
 
 
 def _floating_dtypes(values: Any) -> set[tf.DType]:
@@ -71,7 +79,8 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
         dtypes: the dtypes to cast from, or None for all floating-point dtypes.
 
     Returns:
-        The structure with its floating-point tensors cast. Integer tensors, variables and other objects do not change.
+        The structure with its floating-point tensors cast, which keep their Keras masks and logits. Integer tensors,
+        variables and other objects do not change.
     """
     if dtype is None:
         return values
@@ -79,7 +88,16 @@ def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:
     def cast(value: Any) -> Any:
         if not tf.is_tensor(value) or isinstance(value, tf.Variable) or not value.dtype.is_floating:
             return value
-        return tf.cast(value, dtype) if dtypes is None or value.dtype in dtypes else value
+        if dtypes is not None and value.dtype not in dtypes:
+            return value
+        new = tf.cast(value, dtype)
+        # Keras stores two values on tensors: a mask, and the logits of a softmax or sigmoid, from which its losses are
+        # computed.
+        if getattr(value, "_keras_mask", None) is not None:
+            new._keras_mask = value._keras_mask
+        if getattr(value, "_keras_logits", None) is not None:
+            new._keras_logits = tf.cast(value._keras_logits, dtype)
+        return new
 
     return tf.nest.map_structure(cast, values)
 

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.amp.own_manager import LossScaleManager
+from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.variables import readable
@@ -85,7 +86,7 @@ class DynamicLossScaleManager(LossScaleManager):
     Source: MindSpore, Enabling Mixed Precision, https://www.mindspore.cn/tutorials/en/master/beginner/mixed_precision.html
     """
 
-    #: `update_loss_scale` raises an error after more consecutive overflows than this.
+    #: The number of consecutive overflows above which `update_loss_scale` raises an error.
     bad_step_max = 1000
 
     def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
@@ -228,17 +229,20 @@ class DynamicLossScaleUpdateCell(tf.Module):
             overflow: bool scalar, whether the step overflowed.
 
         Returns:
-            `overflow` as a tensor.
+            `overflow` as a tensor, which is available after the update.
         """
         overflow = tf.cast(overflow, tf.bool)
         now = tf.convert_to_tensor(self.cur_iter)
         good = now - 1 - self.last_overflow_iter
         after = self._rules.next(tf.logical_not(overflow), Counts(loss_scale, good, 0))
-        loss_scale.assign(after.scale)
         # The count of finite steps starts again after an overflow and after the scale has grown.
-        self.last_overflow_iter.assign(tf.where(after.good == 0, now, self.last_overflow_iter))
-        self.cur_iter.assign(now + 1)
-        return overflow
+        last_overflow_iter = tf.where(tf.equal(after.good, 0), now, self.last_overflow_iter)
+        assigned = [loss_scale.assign(after.scale), self.last_overflow_iter.assign(last_overflow_iter)]
+        # In a TF1 graph, `now` may share its memory with `cur_iter`, which is therefore assigned last.
+        with tf.control_dependencies(operations(assigned)):
+            assigned = [self.cur_iter.assign(now + 1)]
+        with tf.control_dependencies(operations(assigned)):
+            return tf.identity(overflow)
 
     def as_loss_scale(self) -> LossScale:
         """Return a `LossScale` object that follows this cell's rule, but has its own variables."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.amp import managers
 from tf_lossscale.core import finite, scaling
+from tf_lossscale.core.graphs import operations, runs_in_order
 from tf_lossscale.core.rules import Counts
 from tf_lossscale.core.variables import readable
 
@@ -141,15 +142,18 @@ class DynamicLossScaler(StaticLossScaler):
             grads_finite: bool scalar, whether all gradients of the step are finite.
 
         Returns:
-            True: the scale may have changed.
+            Always True, because the scale may have changed. In a TF1 graph, a tensor with this value, which a session
+            has to run.
 
         Raises:
             TypeError: `grads_finite` is not a bool or a number.
         """
         after = self._rules.next(_flag(grads_finite), Counts(self.scale_value, self.counter, 0))
-        self.scale_value.assign(after.scale)
-        self.counter.assign(after.good)
-        return True
+        assigned = [self.scale_value.assign(after.scale), self.counter.assign(after.good)]
+        if runs_in_order():
+            return True
+        with tf.control_dependencies(operations(assigned)):
+            return tf.constant(True)
 
 
 def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:

@@ -98,8 +98,9 @@ class CompiledSteps:
                 return None
         if after == key:
             return traced
-        # If the key is longer after tracing, the function has filled a cache. The step that now runs without XLA fills
-        # the cache too, so the next trace may succeed. Nothing is logged in this case.
+        # If the key is longer after tracing, the function has filled a cache during tracing, and `put_back` has emptied
+        # it. This step now runs without XLA and fills the cache again, so the next trace may succeed, and nothing is
+        # logged.
         if len(after) <= len(key):
             self.log_once("each step sets a Python attribute of the optimizer, which a compiled step cannot do")
         return None

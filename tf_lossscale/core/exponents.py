@@ -164,8 +164,8 @@ class Exponents(Variables):
         return numbers
 
     def _keep(self, numbers: tuple[int, int]) -> None:
-        # A tf.function that also takes steps changes the variables without updating the cache, so nothing is cached in
-        # this case.
+        # Once a step has been traced in a graph, the graph can change the variables without updating the cache, so
+        # nothing is cached from then on.
         if not self._in_graphs:
             self._known[replicas.replica()] = numbers
 
@@ -179,8 +179,7 @@ class Exponents(Variables):
         self._table(names)
 
     def _table(self, names: tuple[str, ...]) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
-        """Return three variables: the most recent counts, and the number and the loss scale of the step that was
-        counted."""
+        """Return three variables: the most recent counts, and the number and loss scale of the step they come from."""
         i = self._tables.index(names)
         zeros: Any = np.zeros([len(names), COLUMNS], np.int64)
         return (

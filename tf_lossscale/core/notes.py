@@ -38,7 +38,7 @@ def loss_is_scaled_by(loss: Any, loss_scale: Any) -> bool:
     """Return whether any part of a loss is marked as multiplied by this loss scale.
 
     Args:
-        loss: a nested structure of tensors; other objects have no notes.
+        loss: a nested structure of tensors. Other objects in it count as not marked.
         loss_scale: the loss scale.
     """
     return any(_refers_to(loss_scale, part, _LOSS_SCALED_BY) for part in tf.nest.flatten(loss))

@@ -324,7 +324,8 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
                 del held[_OVERRIDDEN]
 
 
-# The name of a dict that maps overridden attributes to the number of `overriding` blocks and the original values.
+# The key in an object's `__dict__` for the dict that maps each set of overridden attributes to the number of open
+# `overriding` blocks and the original values.
 _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 

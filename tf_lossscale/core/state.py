@@ -101,7 +101,7 @@ class LossScale(Variables):
         return all_finite(gradients)
 
     def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
-        """Change the scale after a step. By default, the scale does not change.
+        """Change the scale after a step. Unless a subclass overrides this method, the scale does not change.
 
         Args:
             applied: the result of `check`, a bool scalar tensor, equal on all replicas.

@@ -105,7 +105,7 @@ def take_step(loss_scale: LossScale, update: Update) -> Any:
         update: an object that provides the gradients, and methods that reduce and apply them.
 
     Returns:
-        In eager mode, whether the step was applied. In a graph, a tensor or the operations to wait for.
+        In eager mode, whether the step was applied. In a graph, what the caller must wait for: a tensor or operations.
     """
     # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
     with replicas.explaining_refused_merge_calls(), tf.control_dependencies(update.count_exponents()):

@@ -139,7 +139,7 @@ _listeners: list[Callable[[Any], Any]] = []
 
 
 def tell_of_new(listener: Callable[[Any], Any]) -> None:
-    """Call a function with each variable that `Variables` objects create in TF1 graphs, including existing variables.
+    """Call a function with each variable that `Variables` objects have created or will create in TF1 graphs.
 
     A library with its own session, such as Keras 2, must know these variables in order to initialize them.
 

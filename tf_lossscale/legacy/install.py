@@ -34,7 +34,7 @@ class Installation:
             self.undo()
 
     def undo(self) -> None:
-        """Undo the changes of the function that returned this object, even if it was called several times.
+        """Undo the changes of the function that returned this object, even if that function was called repeatedly.
 
         Objects created in the meantime stay usable.
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import finite as finite_lib
 from tf_lossscale.core import replicas, state
-from tf_lossscale.core.graphs import do_not_convert, finished
+from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable
@@ -220,7 +220,9 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         apply = finite_lib.all_finite(versions.values_to_check(grads))
-        moved = self.move(apply)
+        # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
+        with tf.control_dependencies(operations(apply)):
+            moved = self.move(apply)
         return (None if tf.executing_eagerly() else finished(moved)), apply
 
     def get_config(self) -> dict[str, Any]:

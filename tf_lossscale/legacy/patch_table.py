@@ -3,7 +3,7 @@
 | name or module | TensorFlow versions that have it |
 |---|---|
 | `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
-| `tf.keras.mixed_precision.set_global_policy`, which rejects mixed policies if graphs are rewritten | 2.4 and newer |
+| `tf.keras.mixed_precision.set_global_policy`, which rejects mixed policies if graph rewriting is on | 2.4 and newer |
 | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
 | `tf.mixed_precision.experimental` | 2.0 to 2.8 |
 | `tf.train.experimental`, `tf.compat.v1.train.experimental` | 1.14 and newer |

@@ -93,7 +93,7 @@ def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
-    """Return a function that patches a Keras 2 trainer module. The module imports the wrapper's module as `name`."""
+    """Return a function that patches a Keras 2 trainer module, in which `name` refers to the wrapper class's module."""
 
     def put(patches: Patches, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
@@ -107,7 +107,7 @@ def _trainer_of_tf_keras(name: str) -> Put:
     return put
 
 
-# Maps each trainer module of Keras 2 to the name under which it imports the module of the wrapper class.
+# Maps each trainer module of Keras 2 to the name by which the trainer refers to the wrapper class's module.
 _KERAS_2 = {
     "training": "lso",
     "training_v1": "loss_scale_optimizer",

@@ -53,7 +53,7 @@ def probe(optimizer: Any, every: int = EVERY) -> Iterator[Probe]:
         TypeError: the optimizer is not supported, is a LossScaleOptimizer, or is wrapped in one; or `every` is not a
             number.
         ValueError: `every` is less than 1, or the replicas of the current strategy share their variables.
-        RuntimeError: another probe is counting the optimizer's steps.
+        RuntimeError: one of the optimizer's methods was replaced, for example by another probe.
     """
     every = errors.whole_number("every", every, "Pass the number of steps from one count to the next.")
     if families.scales_losses(optimizer) or families.is_wrapped(optimizer):

@@ -154,7 +154,7 @@ class PrecisionReport:
 
     @functools.cached_property
     def best_scale(self) -> float | None:
-        """The loss scale at which the least is lost in float16: the highest power of two at which no value overflows.
+        """The loss scale that is best for float16: the highest power of two at which no value overflows.
 
         It is None if there is neither a finite nonzero value nor a value that overflowed in float16.
 

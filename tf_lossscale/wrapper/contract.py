@@ -85,7 +85,7 @@ class Decision(NamedTuple):
     scaled: bool
     #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
     places: list[Any]
-    #: True if the update is in a function being traced, and calls outside this function determined `scaled`.
+    #: True if the update is in a function being traced, and `scaled` depends on calls made outside this function.
     depends_on_other_functions: bool = False
 
 
@@ -253,9 +253,9 @@ class Contract:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
 
         `get_unscaled_gradients` marks its input gradients as scaled and its output gradients as unscaled. For gradients
-        without a mark, the earlier calls decide. The gradients may come from several functions and threads. If
-        `get_unscaled_gradients` was the most recent call in all of them, the gradients are unscaled. If it was the most
-        recent call in only some of them, the gradients may be unscaled.
+        without a mark, the most recent call in each function and thread that they may come from decides. If all of
+        these calls are to `get_unscaled_gradients`, the gradients are unscaled. If only some of them are, the gradients
+        may be unscaled.
         """
         gradients = [gradient for gradient in gradients if gradient is not None]
         unscaled, _ = notes.any_and_all_unscaled(gradients)
@@ -295,7 +295,7 @@ class Contract:
         return [call for call in (*in_this_thread, *unused) if counts(call)], None
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return this thread's most recent call in each element of `places`, which is a traced function or `_EAGER`.
+        """Return this thread's most recent call in each of the `places`, which are traced functions or `_EAGER`.
 
         If this thread made no call in a traced function, return the calls that other threads made in it, because each
         replica is traced in its own thread.

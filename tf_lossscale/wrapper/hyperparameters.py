@@ -115,7 +115,7 @@ class Delegating(Parts):
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Parts))
 
     def _warn_if_of_inner(self, name: str) -> None:
-        """Warn if the inner optimizer has the same attribute, because only the wrapper's attribute is set."""
+        """Warn if the inner optimizer has an attribute of this name, because only the wrapper's attribute is set."""
         if name in vars(self._optimizer) and name not in vars(self):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "

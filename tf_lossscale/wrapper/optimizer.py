@@ -386,7 +386,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Args:
             loss_fn: a function with any arguments that computes the loss from the trained variables. It must return a
                 floating-point tensor of any shape, or a tuple whose first element is such a tensor. It must not contain
-                Keras's float8 layers, whose gradients are new values of variables and must not be unscaled.
+                Keras's float8 layers: some of their gradients are in fact new values for variables, which must not be
+                unscaled.
 
         Returns:
             A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with

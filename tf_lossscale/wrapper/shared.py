@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Split a list with one element for each gradient of every update. Return (update, elements) pairs."""
+        """Return (update, elements) pairs: each update with the elements of `gradients` that belong to it."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def may_differ(self) -> bool:

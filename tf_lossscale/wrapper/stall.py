@@ -70,7 +70,7 @@ class Stall:
             self._react(optimizer, in_a_row)
 
     def before_skip(self, optimizer: Any) -> list[Any]:
-        """Add operations to a graph that report whether training had stalled before this step.
+        """Return operations for the step's graph that report a stall, if training had stalled before this step.
 
         Call this method in the branch that skips a step. In eager mode and under XLA, the method only updates the flag
         that marks the current stall as reported: eager steps call `report` when they end, and code compiled by XLA
@@ -112,16 +112,19 @@ class Stall:
         scale = optimizer._loss_scale
         with tf.control_dependencies(operations(scale.stall_reported(self.action).assign(True))):
             if callable(self.action):
-                return tf.numpy_function(lambda: self.action(optimizer), [], [])
+                return tf.numpy_function(lambda: self._call(optimizer), [], [])
             message = MESSAGE.format("{}", "{}", f"{scale.lowest:g}")
             message = tf.strings.format(message, (in_a_row, scale()))
             if self.action == "raise":
                 return tf.debugging.Assert(False, [message])
             return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
+    def _call(self, optimizer: Any) -> None:
+        self.action(optimizer)
+
     def _react(self, optimizer: Any, in_a_row: int) -> None:
         if callable(self.action):
-            self.action(optimizer)
+            self._call(optimizer)
             return
         scale = optimizer._loss_scale
         message = MESSAGE.format(in_a_row, f"{as_number(scale()):g}", f"{scale.lowest:g}")

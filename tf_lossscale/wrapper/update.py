@@ -1,4 +1,4 @@
-"""The part of a step that is specific to one wrapper: unscaling, reducing and applying the gradients, and skipping."""
+"""The part of a step that concerns a single wrapper: unscaling, reducing and applying its gradients, and skipping."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def apply_or_skip(
     if loops():
         updated = at_most_once(applied, lambda one: finished(unpack_and_apply(one)), tf.constant(False))
         return [updated, tf.cond(applied, lambda: tf.constant(True), lambda: finished(skip()))]
-    # The gradients are unpacked inside the branch, so none are passed.
+    # The gradients are unpacked inside the branch, so an empty list is passed here.
     outcome: list[Any] = step.apply_or_skip.plain(applied, [], lambda _: unpack_and_apply(), skip)  # type: ignore[attr-defined]
     if "one call" in tricks.in_use and are_small(gradients):
         _call(outcome[0])
@@ -107,8 +107,11 @@ def _call(outcome: tf.Tensor) -> None:
     """Make TensorFlow run a tf.cond as one operation that calls a branch, instead of adding a switch for each input.
 
     A branch that is called in this way runs on a single device, so programs with several devices are left unchanged.
+    TF1 graphs are left unchanged, too: a session cannot call a branch inside a conditional of the user's.
     """
     if in_xla_context() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
+        return
+    if not tf.compat.v1.executing_eagerly_outside_functions():
         return
     operation = outcome.op
     while operation.type == "Identity":

@@ -90,7 +90,7 @@ def _concatenated(gradients: list[Any]) -> list[Any]:
 
 
 def _worth_a_sum(gradients: list[Any]) -> list[Any]:
-    """Return the gradients to check by their sums. All other gradients are checked value by value."""
+    """Return the gradients that should be checked by their sums. All other gradients are checked value by value."""
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     dense = [g for g in gradients if isinstance(g, tf.Tensor)]
     if in_xla_context() and not loops():
@@ -122,9 +122,9 @@ def _sum(gradient: Any, squares: bool) -> tf.Tensor:
     values = gradient.values
     if values.dtype == tf.float16:
         sizes = tf.reduce_sum(tf.cast(tf.abs(values), tf.float32))
-        # If float16 values are added one after another, rounding at most doubles the sum of their absolute values. The
-        # bound for a parallel sum is slightly higher. Sums of rows therefore cannot overflow if the absolute values add
-        # up to at most a quarter of the float16 maximum.
+        # If float16 values are added one after another, the rounded result is at most twice the exact sum of their
+        # absolute values. If they are added in parallel, this limit is slightly higher. Sums of rows therefore cannot
+        # overflow if the absolute values add up to at most a quarter of the float16 maximum.
         return tf.where(sizes <= values.dtype.max / 4, 0.0, float("inf"))
     # If the sum of squares is finite, all absolute values are below 3e19, so the sums of rows with the same index are
     # also finite.

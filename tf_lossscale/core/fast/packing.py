@@ -308,8 +308,8 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     def unscaled_alone(values: tf.Tensor) -> tf.Tensor:
         values = optimization_barrier(values)
         quotient = scaling.divide(values, scale)
-        # Unscaling is not delayed for float16 gradients. The check would sum the scaled gradients, and their sum often
-        # overflows.
+        # Unscaling is not delayed for float16 gradients. Otherwise the check would sum the scaled gradients, and their
+        # sum often overflows.
         if late and values.dtype != tf.float16 and (compiled_by_xla or not is_small(values)):
             note_origin(quotient, Scaled(values, scale))
         return quotient

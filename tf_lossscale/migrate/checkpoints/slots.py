@@ -39,8 +39,8 @@ _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 # Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# Maps each class to a note for the user of `restore`. The note says how the steps of the restored optimizer differ
-# from the steps of the saved optimizer if the two libraries use different update formulas.
+# Maps each class whose update formula is not the same in all libraries to a note for the user of `restore`. The note
+# says how the restored optimizer's steps may differ from the saved optimizer's steps.
 DIFFERENCES = {
     "RMSprop": (
         "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "
@@ -117,7 +117,7 @@ def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str])
     Args:
         attributes: the names of the optimizer's nonempty lists of variables.
         others: the names of all attributes of the optimizer that are in the file.
-        names: the optimizer's own name, or parts of this name.
+        names: names that may contain the name of the class, for example the optimizer's own name.
 
     Returns:
         A key of `ATTRIBUTES`, or None if the class is unknown.

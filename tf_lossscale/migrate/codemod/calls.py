@@ -60,7 +60,7 @@ class Calls(Resolver):
 
         Args:
             call: a call to one of the classes in `names.WRAPPERS`.
-            meaning: the old names that the called function may refer to.
+            meaning: the old names that `call.func` may refer to.
 
         Raises:
             Unprovable: no new form of the call is provably equivalent.

@@ -123,8 +123,8 @@ def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs
         for result in _until_one_dies(function, items[finished:], jobs):
             finished += 1
             yield result
-        # If items remain, one of them killed its process, but it is not known which item. The first remaining item now
-        # runs alone, because it may be this item.
+        # If items remain, one of them killed its process, but it is not known which one. The first remaining item may
+        # be the one, so it now runs alone.
         if finished < len(items):
             yield next(_until_one_dies(function, items[finished : finished + 1], 1), None)
             finished += 1
@@ -146,8 +146,8 @@ def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs:
 def _source(path: str) -> bytes:
     """Return the source of a file, or the code cells of a notebook as one module.
 
-    Return a null byte for a file that cannot be read. The text search selects such a file for migration, and the
-    migration reports the error.
+    If the file cannot be read, return a null byte, so that the text search selects the file for migration. The
+    migration then reports the error.
     """
     try:
         content = pathlib.Path(path).read_bytes()

@@ -44,8 +44,8 @@ class ObjectPlanner(Visitor):
         self._handled: set[cst.CSTNode] = set()
         self._open: set[cst.CSTNode] = set()
         # Notices about code that fails if the optimizer is a wrapper that `compile` created. A key consists of the
-        # enclosing function and the optimizer's source code. A value consists of the node to report and the reason why
-        # its code fails.
+        # enclosing function and the source code of the expression that refers to the optimizer. A value consists of the
+        # node to report and the reason why its code fails.
         self._suspected: dict[tuple[cst.CSTNode | None, str], tuple[cst.CSTNode, str]] = {}
 
     def visit_Call(self, node: cst.Call) -> None:

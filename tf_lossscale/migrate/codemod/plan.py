@@ -36,8 +36,7 @@ _NOT = m.UnaryOperation(m.Not())
 _ASSERTS = m.Attribute(attr=m.Name("assertIsInstance") | m.Name("assertNotIsInstance"))
 _TYPING = {"typing.cast", "typing.TypeVar"}
 
-# If the possible meanings of a name have both of these roles, it refers to different classes in different TensorFlow
-# versions.
+# The roles of a name that refers to different classes in different TensorFlow versions.
 _OF_TWO = {table.STABLE, table.EXPERIMENTAL}
 _CHOOSE = f"Write {table.WRAPPER} or {table.WRAPPERS_WITH_OLD_ARGUMENTS[table.EXPERIMENTAL]}."
 

@@ -132,7 +132,7 @@ class PolicyPlanner(Visitor):
     def _is_argument(self, scale: cst.BaseExpression) -> bool:
         """Return whether a loss scale is a parameter of a function.
 
-        Another file may then pass the loss scale to this function, and call `compile`.
+        Another file may then call this function to create a policy, and call `compile` as well.
         """
         reaching = self._module.reaching(scale) if isinstance(scale, cst.Name) else []
         return any(isinstance(getattr(assignment, "node", None), cst.Param) for assignment in reaching)

@@ -1,4 +1,4 @@
-"""The codemod's report: its findings, the result for each file, and the counts of both. It can be written as JSON."""
+"""The codemod's report: its findings, the result for each file, and the totals. It can be written as JSON."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from tf_lossscale.migrate.codemod.project import Around, leads_to_old
 from tf_lossscale.migrate.codemod.tree import Tree, methods
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
-# layers import *`, the name is assumed to mean the library. Without a star import, old names that begin with this name
-# are only reported.
+# layers import *`, the name is assumed to mean the library. Without a star import, uses of old names that begin with
+# this name are reported but not rewritten.
 LIBRARIES = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
@@ -66,7 +66,8 @@ class Resolver(Tree):
         self._open: set[cst.CSTNode] = set()
         # The values assigned to attributes. A key consists of the enclosing class and the attribute's source code.
         self._attributes: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
-        # The values assigned to names in class bodies. A key consists of the class and `self.NAME`.
+        # The values that class bodies assign to names. A key consists of the class and the name with "self." in front
+        # of it.
         self._in_bodies: dict[tuple[cst.CSTNode | None, str], list[cst.BaseExpression]] = {}
         self._annotations: dict[tuple[cst.CSTNode | None, str], cst.Annotation] = {}
         self._returned: dict[cst.CSTNode | None, list[cst.BaseExpression]] = {}
@@ -118,7 +119,7 @@ class Resolver(Tree):
         return {role for node in nodes for role in self.meaning(node).roles} | ({"module"} if modules else set())
 
     def dotted(self, expression: cst.BaseExpression) -> set[str]:
-        """Return the possible qualified names of an expression; UNKNOWN stands for any other value."""
+        """Return the possible qualified names of an expression, with UNKNOWN if it may also be something else."""
         if expression not in self._dotted:
             names_of = self._resolved(expression)
             # The result is not cached while a cycle of aliases is being resolved, because it may be incomplete.

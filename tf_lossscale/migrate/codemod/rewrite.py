@@ -63,7 +63,7 @@ class Rewriter(cst.CSTTransformer):
     # Statements. ------------------------------------------------------------------------------------------------
 
     def _with_comments(self, original: cst.CSTNode, updated: Any) -> Any:
-        """Put two kinds of comments above a statement: its TODO comments, and comments that its rewrite removed."""
+        """Put a statement's TODO comments, and the comments that its rewrite removed, above the statement."""
         first, *others = updated.nodes if isinstance(updated, cst.FlattenSentinel) else [updated]
         if not isinstance(first, _LINES):
             return updated

@@ -1,4 +1,4 @@
-"""Plans to rename a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
+"""Plans the edits that rename a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
 
 No other class in TensorFlow had a method of this name, so the method is renamed on objects of every type. In a file
 that itself defines or assigns this name, the name is not changed.

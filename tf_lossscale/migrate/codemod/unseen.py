@@ -31,7 +31,7 @@ _UNPACKED = (
 
 
 class UnseenPlanner(Visitor):
-    """In one module, plans TODO comments and notices for uses of old names that the other planners cannot resolve."""
+    """Plans TODO comments and notices for a module's uses of old names that the other planners cannot resolve."""
 
     def visit_Arg(self, node: cst.Arg) -> None:
         call = self._module.parents[node]
