@@ -168,6 +168,20 @@ def test_skipped_steps_do_what_they_did_in_the_original(family, name, feature, s
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("skipped", [(0,), (0, 1), (0, 3)], ids=str)
+def test_in_a_function_nadam_does_the_same_as_if_it_had_never_seen_the_skipped_steps(skipped):
+    found = []
+    for skips in (skipped, ()):
+        variables = [tf.Variable(1.0) for _ in range(3)]
+        optimizer = LossScaleOptimizer(tf_keras.optimizers.Nadam(0.125), initial_scale=8.0)
+        optimizer.build(variables)
+        step = tf.function(lambda factor, o=optimizer, v=variables: wrapped_step(o, [factor] * 3, v, "apply"))
+        for i in range(4 + len(skips)):
+            step(tf.constant(np.inf if i in skips else 1.0))
+        found.append([np.asarray(variable) for variable in variables])
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("skipped", [(), (0,), (0, 1, 4)], ids=str)
 def test_nadams_product_is_multiplied_once_in_each_step(skipped):
     variables = [tf.Variable(1.0) for _ in range(3)]

@@ -166,9 +166,9 @@ def test_a_step_with_loss_scale_returns_loss_overflow_and_scale(kind):
 def test_an_argument_that_would_be_ignored_is_refused():
     loss = amp.WithLoss(network(tf.keras), mean_square)
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
-    with pytest.raises(ValueError, match="`sens` must not be given"):
+    with pytest.raises(ValueError, match="`sens` was given as"):
         amp.TrainOneStep(loss, optimizer, 1024.0)
-    with pytest.raises(ValueError, match="`scale_sense` must not be given"):
+    with pytest.raises(ValueError, match="`scale_sense` was given as"):
         amp.TrainOneStepWithLossScale(loss, optimizer, amp.DynamicLossScaleManager())
     assert float(amp.TrainOneStep(loss, optimizer).sens) == 8.0
     assert float(amp.TrainOneStepWithLossScale(loss, optimizer).sens) == 8.0

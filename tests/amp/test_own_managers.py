@@ -97,3 +97,31 @@ def test_a_model_trains_with_a_manager_of_ones_own_and_its_monitor_sees_a_fixed_
         model.train(1, data, callbacks=amp.OverflowMonitor())
         lines = capsys.readouterr().out.splitlines()
         assert [line.split("loss scale is ")[1] for line in lines if "loss scale is" in line] == said
+
+
+def test_an_update_cell_moves_the_scale_in_a_session():
+    class OfACell(amp.DynamicLossScaleManager):
+        def get_update_cell(self):
+            return amp.DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
+
+    train = tf.compat.v1.train
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        manager = OfACell(1024.0, 4, 2)
+        optimizer = LossScaleOptimizer(train.GradientDescentOptimizer(0.125), loss_scale_manager=manager)
+        weight, factor = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
+        step = optimizer.minimize(weight * factor, var_list=[weight])
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+        found = []
+        for value in (np.inf, 1.0, 1.0, np.inf, 1.0, 1.0):
+            session.run(step, {factor: value})
+            found.append(session.run(optimizer.loss_scale))
+        assert found == [256, 256, 1024, 256, 256, 1024]
+
+
+def test_a_scaler_is_adjusted_in_a_session_by_what_it_returns():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        scaler = amp.DynamicLossScaler(1024.0, 4, 2)
+        adjusted = scaler.adjust(tf.constant(False))
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(adjusted)
+        assert session.run(scaler.scale_value) == 256.0

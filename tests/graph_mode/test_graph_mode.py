@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests.families import FAMILIES
-from tests.graph_mode import programs
+from tests.graph_mode import one_device, programs
 
 
 def wrong(found):
@@ -74,3 +74,25 @@ def test_a_function_in_a_graph_trains_with_each_optimizer(family):
         for value in (1.0, float("nan")):
             session.run(done, {gradient: value})
         assert session.run([weight, optimizer._loss_scale()]) == [0.5, 4.0]
+
+
+@pytest.fixture(scope="module")
+def with_one_device():
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "tests.graph_mode.one_device"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_step_in_a_conditional_is_taken_if_its_condition_holds(with_one_device):
+    for name in one_device.OPTIMIZERS:
+        # The third call's condition is false, and the fourth step is skipped.
+        assert with_one_device[f"conditional {name}"] == [1.0, 0.5, 0.5, 0.5, 0.0], name
+    for name in ("tf_keras_legacy", "tf1"):
+        assert with_one_device[f"accumulated {name}"] == [1.0, 0.5, 0.5, 0.0], name
+
+
+def test_a_step_that_ends_after_another_steps_overflow_keeps_the_lower_scale(with_one_device):
+    for name in ("two steps", "two steps, control flow v1"):
+        assert with_one_device[name] == [2.0**14, 2.0**13, 2.0**12], name

@@ -161,6 +161,7 @@ def test_a_function_is_called_from_a_tf_function_and_may_help():
     def help_it(optimizer):
         seen.append(optimizer.state()["total_steps"])
         optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 0})
+        return optimizer  # The wrapper ignores the value.
 
     optimizer, step = made(compiled=True, on_stall=help_it)
     for _ in range(101):

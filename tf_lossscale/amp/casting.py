@@ -55,8 +55,8 @@ def set_casts(layer: Any, inputs: str | None = None, outputs: str | None = None,
     attributes["call"] = types.MethodType(call, layer)
 
 
-# The name of an attribute of the function that `set_casts` stores as a layer's `call`. The attribute contains the
-# `call` that had previously been set on the layer object, or None if the layer used its class's method.
+# The name of an attribute that `set_casts` adds to the function it stores as a layer's `call`. Its value is the `call`
+# previously set on the layer object, or None if the layer used its class's method.
 _OWN = "_tf_lossscale_own"
 # The name of an attribute of the same function: the original value of a tf_keras layer's `_autocast`, or None.
 _AUTOCAST = "_tf_lossscale_autocast"

@@ -60,8 +60,9 @@ class Model:
         optimizer: an optimizer object or name, as in `compile(optimizer=...)`. If a loss scale is used, the optimizer
             is wrapped in a `LossScaleOptimizer`.
         metrics: metrics as in `compile(metrics=...)`; a set of metrics; or a dict {name: metric}, whose keys are the
-            names of the metrics in the result of `eval`. The logs contain the same names, except that Keras names
-            "accuracy" and "crossentropy" itself. "loss" in a set has no effect, because `eval` always returns the loss.
+            names of the metrics in the result of `eval`. The logs contain the same names, except that Keras chooses its
+            own names for "accuracy" and "crossentropy". "loss" in a set has no effect, because `eval` always returns
+            the loss.
         amp_level: "O0", "O1", "O2", "O3" or "auto"; see `auto_mixed_precision`. O0 leaves the layers as they are.
         loss_scale_manager: a manager from this package, or None for no loss scale. By default, levels O2 and auto use a
             `DynamicLossScaleManager`, and the other levels use no loss scale.

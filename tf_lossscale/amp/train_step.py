@@ -59,8 +59,8 @@ class TrainOneStepCell:
             optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=self._manager(sens))
         elif sens is not None:
             raise ValueError(
-                f"`{self._scale_argument}` must not be given if `optimizer` is a LossScaleOptimizer, which has a loss "
-                f"scale of its own, but got: {sens!r}. Leave out `{self._scale_argument}`, or pass the inner optimizer."
+                f"`{self._scale_argument}` was given as {sens!r}, but `optimizer` is a LossScaleOptimizer, which has a "
+                f"loss scale of its own. Leave out `{self._scale_argument}`, or pass the inner optimizer."
             )
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.

@@ -46,8 +46,8 @@ class CompiledSteps:
     ) -> Callable[..., Any] | None:
         """Compile a function with XLA.
 
-        In eager mode a function is compiled once for all calls in which the objects in `reads` have the same constant
-        values. In a graph the function is traced as a part of that graph.
+        In eager mode, all calls for which the objects in `reads` contain the same Python constants share one compiled
+        function. In a graph the function is traced as a part of that graph.
 
         Args:
             reads: all Python objects that the function reads, except its arguments.
@@ -92,8 +92,8 @@ class CompiledSteps:
             except constants.Unknown:
                 after = ()
             except Exception as error:
-                # A step that cannot be traced runs without XLA. If the step itself is faulty, it then raises the error
-                # again. An error that only tracing causes does not occur again.
+                # A step that cannot be traced runs without XLA. If the step itself is faulty, it raises the error again
+                # when it runs. An error that only tracing causes does not recur.
                 self.log_once(f"TensorFlow cannot trace a step ({type(error).__name__}: {str(error).splitlines()[0]})")
                 return None
         if after == key:

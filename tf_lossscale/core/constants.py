@@ -129,7 +129,7 @@ def _values(array: Any, path: str) -> tuple[Any, ...]:
 
 
 def _parts(value: Any, path: str, ignored: Collection[str], identified: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return an object's entry in a key, and the object's parts with their paths."""
+    """Return what an object itself contributes to a key, and the object's parts with their paths."""
     kind = type(value)
     if isinstance(value, dict):
         return _named_parts(kind, value, path, ignored)

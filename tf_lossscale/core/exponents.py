@@ -267,7 +267,7 @@ class _Bits:
 
 def _histogram(indices: tf.Tensor, size: int) -> tf.Tensor:
     """Return how often each number below `size` occurs; larger numbers are left out."""
-    # The raw operation is faster than tf.math.bincount, which adds other operations on all values.
+    # The raw operation is faster than tf.math.bincount, which also computes the maximum of all values.
     return tf.raw_ops.DenseBincount(
         input=indices, size=tf.constant(size, indices.dtype), weights=tf.constant([], tf.int32)
     )

@@ -67,8 +67,8 @@ def write_independently() -> bool:
     False
 
     Returns:
-        True inside `independent_writes` if a strategy is in use, and under MirroredStrategy if XLA compiles the
-        function that the replicas run on GPUs. Otherwise False.
+        True inside `independent_writes` if a strategy is in use, and under a MirroredStrategy on GPUs if XLA compiles
+        the function that the replicas run. Otherwise False.
     """
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 

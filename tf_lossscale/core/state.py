@@ -137,8 +137,8 @@ class LossScale(Variables):
         if not self.may_skip:
             return []
         assigned = [self.last_step_skipped.assign(tf.logical_not(applied)), add_one(self.total_steps)]
-        # An applied step does not change the counts of skipped steps. In a TF1 graph it nevertheless assigns the
-        # current counts again, because a variable that was not initialized can be read only after an assignment.
+        # An applied step does not change the counts of skipped steps. In a TF1 graph it still assigns their current
+        # values to them, and 0 to an uninitialized count, so that all counts can be read after the step.
         if not tf.compat.v1.executing_eagerly_outside_functions():
             assigned += [count.assign(value_or_zero(count)) for count in (self.skipped_steps, self.skipped_in_a_row)]
         return assigned

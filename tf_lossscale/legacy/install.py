@@ -57,7 +57,7 @@ class _Change:
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Apply the patches for the public function `holder`. Return False if this function already holds them."""
+        """Apply the patches on behalf of the public function `holder`. Return False if `holder` already holds them."""
         if holder in self._holders:
             return False
         if not self._holders:

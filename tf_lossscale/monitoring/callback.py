@@ -49,8 +49,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         log_dir: a folder to which the callback writes the same TensorBoard scalars as `write_summary`, at each reading.
             By default nothing is written. With `diagnose="exponents"`, the callback also writes the most recent
             exponent counts: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
-        max_skipped: the fraction of skipped steps above which the callback warns. A reading checks the fraction if at
-            least 50 steps have been taken since the previous check.
+        max_skipped: the fraction of skipped steps above which the callback warns. At a reading, the callback checks the
+            fraction if at least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown, or None for the model's optimizer.
 
     Raises:

@@ -54,7 +54,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     >>> loss.numpy().item(), sorted(optimizer.state_dict())
     (12.0, ['param_groups', 'state'])
 
-    The update of a half-precision parameter is computed in float32. This algorithm differs from the paper's in four
+    The update of a half-precision parameter is computed in float32. The algorithm differs from the paper's in four
     ways: `lr` replaces the paper's constant of 0.01 as the upper bound of the relative step size, eps1 bounds V from
     below instead of being added to G**2, R and C are means instead of sums, and there is a decoupled weight decay.
 

@@ -289,9 +289,10 @@ def _lost(counts: ExponentCounts, rounded: np.ndarray, scale: float) -> tuple[np
     halvings = math.log2(counts.scale) - math.log2(scale)
     if halvings >= 1:
         # The bin of exponent -25 contains the values from 2**-25 to 2**-24. Only 2**-25 itself rounds to zero. Among
-        # float32 values, this number is so rare that it is ignored. Float16 values, however, were multiples of 2**-24
-        # when they were counted. At half the loss scale of that step they are multiples of 2**-25, so all values in the
-        # bin are 2**-25 and round to zero; at a quarter of that scale, half of them do; and so on.
+        # float32 values, this number is so rare that it is ignored. Float16 values, however, are multiples of 2**-24 at
+        # the loss scale at which they were counted. At half that scale they are multiples of 2**-25, so all values in
+        # the bin are 2**-25 and round to zero. At a quarter of that scale, about half of the values in the bin round to
+        # zero, and so on.
         vanished = vanished + np.where(rounded, at[:, column(SUBNORMAL - 1)] * 2.0 ** (1 - halvings), 0)
     below_normal = at[:, column(LOWEST) : column(NORMAL)].sum(axis=1)
     overflow = at[:, column(MAXIMUM + 1) : INFINITE + 1].sum(axis=1)

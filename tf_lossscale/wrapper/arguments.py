@@ -66,8 +66,8 @@ def loss_scale(
 def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     """Return a hint for a `dynamic` argument that is not a bool.
 
-    A call with such an argument was often written for a different LossScaleOptimizer, whose second argument is the loss
-    scale (in TensorFlow 2.3) or the initial scale (in Keras 3).
+    Code that passes such an argument was probably written for a different LossScaleOptimizer, whose second argument is
+    the loss scale (in TensorFlow 2.3) or the initial scale (in Keras 3).
     """
     if isinstance(dynamic, str):
         return "A dynamic scale is the default: leave the argument out."

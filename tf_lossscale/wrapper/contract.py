@@ -8,9 +8,9 @@ the first of these rules that applies decides:
 2. In a function being traced: the most recent call that was recorded in this function. If there is none, the functions
    that enclose it are searched. After `scale_loss` the gradients are scaled; after `get_scaled_loss` or
    `get_unscaled_gradients` they are unscaled.
-3. Calls in other functions and threads, because gradients can be passed between functions and threads. Only calls that
-   no update has followed yet count. For an update in eager mode, this thread's most recent call in eager mode counts as
-   well. If the calls disagree, the update raises an error.
+3. Calls in other functions and threads, because gradients can be passed between functions and threads. A call counts
+   only if no update has followed it yet. For an update in eager mode, this thread's most recent call in eager mode
+   counts as well. If the calls disagree, the update raises an error.
 4. If no call was recorded, the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says. A
    warning names the methods that were not called.
 

@@ -749,9 +749,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         """Set the inner optimizer's variables, and optionally also the loss scale's variables.
 
         Args:
-            weights: the NumPy arrays that `get_weights` returned. As in h5 files, the values of the loss scale's
-                variables may follow. A loss scale of infinity, NaN or zero would stop training, so it is replaced and a
-                warning is logged.
+            weights: the NumPy arrays that `get_weights` returned. The values of the loss scale's variables may come
+                after these arrays, as in h5 files. A loss scale of infinity, NaN or zero would stop training, so it is
+                replaced and a warning is logged.
 
         Raises:
             ValueError: the number of arrays or the shape of an array does not match. In that case, no value is set.

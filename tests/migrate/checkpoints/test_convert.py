@@ -382,7 +382,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(good, tmp_path, capsys):
     (out / "thesis.tex").write_text("all of it")
     code, printed = convert(good, "keras3", out, capsys)
     assert (code, printed.out) == (2, "")
-    assert "new: this path is not an empty folder. Pass a folder that does not exist." in printed.err
+    assert "new: this path is not an empty folder. Pass an empty folder or a new path." in printed.err
     assert [(each.name, each.read_text()) for each in out.iterdir()] == [("thesis.tex", "all of it")]
     (out / "thesis.tex").unlink()
     assert convert(good, "keras3", out, capsys)[0] == 0

@@ -236,8 +236,7 @@ class Packed:
         return gradients
 
     def one_at_a_time(self, unpacked: Sequence[Any]) -> None:
-        """Delay unscaling each large gradient until the previous one has been used, so that only one of them is in
-        memory.
+        """Unscale each large gradient only after the previous one has been used, to keep only one of them in memory.
 
         Smaller gradients are not delayed, so that idle cores can unscale them.
 
@@ -292,7 +291,7 @@ def _depends_on(operation: Any, other: Any) -> bool:
 
 @faster(scaling.unscale)
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Unscale small gradients in stacks, and note the scaled values of large gradients; see `core.scaling.unscale`."""
+    """Unscale gradients, small ones in stacks. Record the scaled values of large ones; see `core.scaling.unscale`."""
     converted = scaling.floating(gradients)
     # Without a barrier, the graph optimizer would replace division by a constant scale with multiplication by the
     # scale's reciprocal.

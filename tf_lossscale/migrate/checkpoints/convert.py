@@ -79,7 +79,7 @@ def convert(
         errors.positive_number("learning_rate", learning_rate, "Pass the learning rate with which training continues.")
     folder = pathlib.Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder}: this path is not an empty folder. Pass a folder that does not exist.")
+        raise FileExistsError(f"{folder}: this path is not an empty folder. Pass an empty folder or a new path.")
     file = read(path)
     if not file.optimizers:
         raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")

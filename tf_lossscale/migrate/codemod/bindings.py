@@ -68,7 +68,7 @@ class Bindings(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         """Bind the name of a function or class.
 
-        If a function returns an object that it imports, also store the object's dotted name under the key "name()".
+        If a function `f` returns an object that it imports, also bind "f()" to the object's dotted name.
         """
         self._bind(node.name, [UNKNOWN])
         local, inside = Bindings(), list(ast.walk(node)) if isinstance(node, ast.FunctionDef) else []

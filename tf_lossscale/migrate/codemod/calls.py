@@ -184,7 +184,7 @@ class Calls(Resolver):
 
     @functools.cached_property
     def compiled(self) -> list[cst.Call]:
-        """The calls that pass an optimizer to a `compile` method, except calls to functions such as `re.compile`."""
+        """The calls that pass an optimizer to a `compile` method. Functions such as `re.compile` do not count."""
         calls = [node for node in self.parents if isinstance(node, cst.Call) and m.matches(node.func, _COMPILE)]
         return [c for c in calls if optimizer_of(c) and not all(map(_is_in_module, self.dotted(c.func)))]
 

@@ -57,7 +57,7 @@ class Edits:
         return {around for node in nodes for around in (node, *self._module.ancestors(node))}
 
     def is_settled(self, node: cst.CSTNode) -> bool:
-        """Return whether a node has already been chosen to stay unchanged or to be removed."""
+        """Return whether it is already decided that a node stays unchanged or is removed."""
         return node in self.frozen or node in self.gone
 
     def replace(self, node: cst.CSTNode, make: Make, shown: str | None = None) -> None:

@@ -188,8 +188,8 @@ def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """Write the files that `run` migrated, each completely or not at all.
 
-    Call this function only after `run` has migrated all files, so that no file has been changed yet if the user
-    interrupts the migration.
+    Call this function only after `run` has yielded all reports. If the user interrupts the program before that, no file
+    has been changed.
 
     Args:
         reports: the reports of `run`.

@@ -186,7 +186,7 @@ class ObjectPlanner(Visitor):
             self._edits.todo(node, _IF_WRAPPED.format(code(func.value), "loss_scale: it is a tensor, not a function."))
 
     def _may_be_of_wrapper(self, attribute: cst.Attribute) -> bool:
-        """Return whether `x` in `x.loss_scale` may be a wrapper, although the kind of `x` is not certain."""
+        """Return whether `x` in `x.loss_scale` may be a wrapper, for an `x` whose kind is not certain."""
         wraps, is_self = self._module.around.wraps, code(attribute.value) == "self"
         is_wrapped_elsewhere = self._module.imports_tensorflow if wraps is None else wraps
         if not self._module.uses_an_old_name and (is_self or not is_wrapped_elsewhere):

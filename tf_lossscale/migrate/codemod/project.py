@@ -100,7 +100,7 @@ class Project:
         self._compiling: set[str] = set()
         with_old_names, calling = self._search(paths)
         # A call `optimizer.loss_scale()` is evidence of the old API only if some file wraps an optimizer. If only one
-        # file is given, a file that was not given may do so.
+        # file is given, the call always counts, because a file that was not given may wrap the optimizer.
         if self._wrapping or len(self._words) == 1:
             with_old_names += calling
         self._exports: dict[str, Exports] = {}

@@ -166,7 +166,7 @@ _IMPORTS_PACKAGE = m.SimpleStatementLine(
 
 
 def _comments(*nodes: cst.CSTNode) -> collections.Counter[str]:
-    """Count the comments attached to statements, except the comments in their blocks."""
+    """Count the comments attached to the given statements, but not those inside the statements' blocks."""
     counts = collections.Counter(node.value for node in nodes if isinstance(node, cst.Comment))
     for node in nodes:
         counts += _comments(*(child for child in node.children if not isinstance(child, (cst.BaseSuite, cst.If))))
