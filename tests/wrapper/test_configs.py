@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests import strategies
 from tests.families import FAMILIES, IDS, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.core.rules import KEYWORDS
@@ -173,16 +174,15 @@ def test_it_pickles_with_its_scale_where_the_inner_optimizer_pickles(family):
     inner = family.adam()
     inner.apply_gradients([(tf.constant([1.0, 1.0]), tf.Variable([1.0, 2.0]))])
     try:
-        pickle.loads(pickle.dumps(inner))
+        bare = pickle.loads(pickle.dumps(inner))
     except (TypeError, AttributeError) as error:
         pytest.skip(f"{family.name}'s own optimizers do not pickle: {error}")
     optimizer, _ = gone_three_steps(family)
     again = pickle.loads(pickle.dumps(optimizer))
     assert again.get_config() == optimizer.get_config()
-    assert (float(again.loss_scale), int(again.dynamic_counter), int(again.iterations)) == (4.0, 1, 4)
-    assert len(again.weights) == len(pickle.loads(pickle.dumps(inner)).variables), (
-        "the slots are lost, as the bare one's"
-    )
+    assert (float(again.loss_scale), int(again.dynamic_counter)) == (4.0, 1)
+    assert int(again.iterations) == (4 if int(bare.iterations) else 0), "the step count is lost, as the bare one's"
+    assert len(again.weights) == len(bare.variables), "the slots are lost, as the bare one's"
 
 
 class NoUnscaling(LossScaleOptimizer):
@@ -262,3 +262,59 @@ def test_the_loss_scale_can_be_replaced_by_another_and_by_nothing_else(family):
     optimizer._loss_scale = FixedLossScale(8.0)
     assert float(optimizer.get_scaled_loss(tf.constant(1.0))) == float(optimizer.loss_scale) == 8.0
     assert not optimizer.dynamic
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored_2"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_deep_copy_that_is_made_outside_of_the_scope_trains_in_the_optimizers_strategy(name, compiled):
+    strategy = strategies.get(name) or tf.distribute.get_strategy()
+    with strategy.scope():
+        weight = tf.keras.Variable([1.0, 2.0])
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1), initial_scale=4.0)
+
+    def train(optimizer):
+        def step():
+            optimizer.apply_gradients([(optimizer.get_unscaled_gradients([4.0 * weight.value])[0], weight)])
+
+        run = tf.function(lambda: strategy.run(step)) if compiled else lambda: strategy.run(step)
+        for _ in range(2):
+            run()
+        return [value.numpy() for value in strategy.experimental_local_results(weight.value)]
+
+    train(optimizer)
+    start, deep, after = weight.numpy(), copy.deepcopy(optimizer), []
+    for each in (optimizer, deep):
+        weight.assign(start)
+        after += train(each)
+        assert int(each.iterations.numpy()) == 4
+    for values in after[1:]:
+        np.testing.assert_array_equal(values, after[0])
+
+
+def test_a_deep_copy_keeps_what_no_config_has():
+    @tf.keras.utils.register_keras_serializable()
+    class Times(tf.keras.optimizers.SGD):
+        factor = 1.0
+
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient * self.factor, variable, learning_rate)
+
+    def multi():
+        parts = {"a": tf.keras.optimizers.AdamW(0.1, weight_decay=0.5)}
+        return tf.keras.optimizers.MultiOptimizer(tf.keras.optimizers.OptimizerMap(Times(0.125), parts))
+
+    variables = [tf.keras.Variable([1.0, 2.0], name=name) for name in ("a", "b")]
+    for variable in variables:
+        variable._path = variable.name
+    optimizer = LossScaleOptimizer(multi(), initial_scale=4.0)
+    parts = optimizer.inner_optimizer.optimizers
+    for part in parts:
+        part.factor = 3.0
+        part.exclude_from_weight_decay(var_names=["a"])
+    found = []
+    for each in (optimizer, copy.deepcopy(optimizer)):
+        for variable in variables:
+            variable.assign([1.0, 2.0])
+        each.apply_gradients([(tf.zeros(2), variables[0]), (tf.ones(2), variables[1])])
+        found.append([variable.numpy().tolist() for variable in variables])
+    assert found == [[[1.0, 2.0], [0.625, 1.625]]] * 2

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.families import FAMILIES, IDS, all_families, families, tf_keras
-from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale import LossScaleOptimizer, SharedLossScale, migrate
 from tf_lossscale.wrapper.families import is_wrapped
 
 keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
@@ -225,3 +225,68 @@ def test_a_variable_that_the_inner_optimizer_tracks_is_saved_with_and_without_a_
         assert came_to(optimizer) == (4, 1)
     optimizer.minimize(lambda: weight * 1.0, [weight])
     assert float(weight) == 1.5 - 0.75, "the momentum was restored"
+
+
+def keras_3s_own(inner, weight):
+    optimizer = tf.keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
+    optimizer.build([weight])
+    optimizer.apply([tf.constant([64.0, 128.0])], [weight])
+    return optimizer
+
+
+class Module(tf.Module):
+    """A module that happens to use a name of Keras 3's wrapper."""
+
+    def __init__(self):
+        super().__init__()
+        self.dynamic_scale = tf.Variable(3.0)
+
+
+def beside(other, weight):
+    if other == "a module with a dynamic_scale":
+        return Module()
+    return keras_3s_own(tf.keras.optimizers.Adam(0.1), weight)
+
+
+@pytest.mark.parametrize("other", ["a module with a dynamic_scale", "keras 3's own wrapper"])
+def test_a_checkpoint_that_also_holds_something_of_keras_3s_own_wrapper_is_restored(other, tmp_path):
+    saved, loaded = [], []
+    for parts in (saved, loaded):
+        weight = tf.Variable([1.0, 2.0])
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1), initial_scale=8.0)
+        optimizer.build([weight])
+        parts += [
+            optimizer,
+            weight,
+            tf.train.Checkpoint(weight=weight, optimizer=optimizer, other=beside(other, weight)),
+        ]
+    for _ in range(3):
+        saved[0].apply([tf.constant([8.0, 16.0])], [saved[1]])
+    loaded[2].restore(saved[2].save(str(tmp_path / "checkpoint"))).assert_consumed()
+    assert int(loaded[0].iterations) == 3
+    assert int(loaded[0].dynamic_counter) == 3
+    for restored, expected in zip(loaded[0].weights, saved[0].weights, strict=True):
+        np.testing.assert_array_equal(restored, expected)
+
+
+@pytest.mark.skipif(tf.__version__ < "2.17", reason="TensorFlow does not say which checkpoint it restores")
+def test_keras_3s_own_wrapper_beside_another_optimizer_is_refused_and_migrate_restores_it(tmp_path):
+    weight = tf.Variable([1.0, 2.0])
+    bare = tf.keras.optimizers.SGD(0.1)
+    bare.build([weight])
+    own = keras_3s_own(tf.keras.optimizers.Adam(0.1), weight)
+    path = tf.train.Checkpoint(weight=weight, optimizer=own, other=bare).save(str(tmp_path / "checkpoint"))
+    after = weight.numpy()
+    weight.assign([5.0, 6.0])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1), initial_scale=8.0)
+    optimizer.build([weight])
+    before = [np.array(variable) for variable in (weight, *optimizer.variables)]
+    with pytest.raises(ValueError, match=r"also contains other optimizers\. Nothing was restored\. .*migrate\.restore"):
+        tf.train.Checkpoint(weight=weight, optimizer=optimizer, other=bare).restore(path)
+    for variable, value in zip((weight, *optimizer.variables), before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    migrate.restore(path, optimizer, {"weight": weight}, name="optimizer")
+    np.testing.assert_array_equal(weight, after)
+    assert (int(optimizer.iterations), float(optimizer.loss_scale)) == (1, 64.0)
+    for restored, expected in zip(optimizer.weights, own.inner_optimizer.variables, strict=True):
+        np.testing.assert_array_equal(restored, expected)

@@ -224,3 +224,49 @@ def test_slots_and_scale_that_are_loaded_before_the_variables_are_known_are_thos
     assert (float(second.loss_scale), int(second.iterations)) == (64.0, 1)
     second.apply_gradients([(tf.constant(1.0), weight)])
     assert weight.numpy() == -1.5
+
+
+@pytest.mark.parametrize("value", [3.0, [1.0, 2.0]], ids=["scalar", "vector"])
+def test_the_slots_of_a_built_optimizer_are_not_taken_for_the_scale_of_one_that_is_not_built(value):
+    first, weight = made(tf.keras.optimizers.Adam(0.1)), tf.Variable(value)
+    first.apply_gradients([(tf.ones_like(weight), weight)])
+    second = made(tf.keras.optimizers.Adam(0.1))
+    with pytest.raises(ValueError, match=r"needs 2 arrays.* but got 4\. Build the optimizer"):
+        second.set_weights(first.get_weights())
+    assert (float(second.loss_scale), int(second.dynamic_counter), int(second.iterations)) == (64.0, 0, 0)
+    second.build([weight])
+    assert not np.any(second.weights[2])
+    second.set_weights(first.get_weights())
+    np.testing.assert_array_equal(second.weights[2], first.weights[2])
+
+
+def test_weights_that_are_loaded_before_the_optimizer_is_built_bring_the_scale_and_no_step_count(warnings, tmp_path):
+    def model():
+        made_model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        made_model.compile(made(tf.keras.optimizers.Adam(0.125)), "mse")
+        return made_model
+
+    first, second = model(), model()
+    first.optimizer.set_state({"loss_scale": 128.0, "dynamic_counter": 0})
+    x = np.ones((8, 2))
+    first.fit(x, x[:, :1], batch_size=2, epochs=2)
+    first.save_weights(tmp_path / "model.weights.h5")
+    second.load_weights(tmp_path / "model.weights.h5")
+    assert warnings == [
+        "Adam is not built, so the saved step count, learning rate and slots are not loaded, but the loss scale is. "
+        "Build the optimizer before loading."
+    ]
+    assert (int(second.optimizer.iterations), float(second.optimizer.loss_scale)) == (0, 128.0)
+    before = second.get_weights()[0]
+    second.fit(x, 100 * x[:, :1], batch_size=8)
+    # The first step of Adam is as large as the learning rate.
+    np.testing.assert_allclose(np.abs(second.get_weights()[0] - before), 0.125, rtol=1e-4)
+
+
+@all_families
+@pytest.mark.parametrize(("scale", "taken"), [(0.5, 2.0), (2.0**20, 1024.0), (512.0, 512.0)])
+def test_from_a_state(family, scale, taken, warnings):
+    optimizer = made(family.sgd())
+    optimizer.set_state({**optimizer.state(), "loss_scale": scale})
+    assert optimizer.state()["loss_scale"] == taken
+    assert len(warnings) == (scale != taken)

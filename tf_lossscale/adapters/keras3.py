@@ -178,13 +178,16 @@ class Family(family.Family):
         # The copy that Keras makes of a built optimizer has no state. The optimizer is therefore created again from its
         # config, and the values of its variables are copied.
         inner = self.inner
-        new = type(inner).from_config(inner.get_config())
-        # A Keras optimizer's config does not record which variables are excluded from weight decay.
-        if hasattr(inner, "_exclude_from_weight_decay"):
-            new._exclude_from_weight_decay = set(inner._exclude_from_weight_decay)
-            new._exclude_from_weight_decay_pattern = inner._exclude_from_weight_decay_pattern
-        if inner.built:
-            new.build(inner._trainable_variables)
+        with contextlib.nullcontext() if tf.distribute.has_strategy() else inner._distribution_strategy.scope():
+            new = type(inner).from_config(inner.get_config())
+            if inner.built:
+                new.build(inner._trainable_variables)
+        # A config does not record which variables are excluded from weight decay, or attributes that were set later.
+        for old, copy in zip(_with_parts(inner), _with_parts(new)):
+            if hasattr(old, "_exclude_from_weight_decay"):
+                copy._exclude_from_weight_decay = set(old._exclude_from_weight_decay)
+                copy._exclude_from_weight_decay_pattern = old._exclude_from_weight_decay_pattern
+            vars(copy).update({name: x for name, x in vars(old).items() if isinstance(x, (bool, int, float, str))})
         for old, copy in zip(inner.variables, new.variables):
             copy.assign(old)
         return new
@@ -267,8 +270,9 @@ class LossScaleOptimizer(
         # built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
         of_scale = list(self._loss_scale.variables)
-        loaded = self._family.loaded_weights = values[: len(values) - len(of_scale)]
+        loaded = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
+        self._family.loaded_weights = loaded
 
     # The values in a `.keras` file are stored in the order in which Keras's own LossScaleOptimizer saves them, so each
     # of the two classes can read the other's files. The first value that Keras's class writes is a step count that is
@@ -292,11 +296,14 @@ class LossScaleOptimizer(
                     of_scale.append((self._loss_scale.bad_steps, int(values[0][()])))
             values = values[4:]
         if len(values) > len(inner) and not self.built:
+            # Without the slots, a step count would make Adam's first steps too small.
             logging.warning(
-                "The saved slots are not loaded, because %s is not built. Build the optimizer before loading.",
+                "%s is not built, so the saved step count, learning rate and slots are not loaded%s. Build the "
+                "optimizer before loading.",
                 type(self._optimizer).__name__,
+                ", but the loss scale is" if of_scale else "",
             )
-            values = values[: len(inner)]
+            inner = values = []
         # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen after
         # the optimizer was saved. Keras logs a warning in this case, too.
         if len(values) != len(inner):
@@ -307,21 +314,35 @@ class LossScaleOptimizer(
         self._loss_scale.bring_into_range()
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow calls this method before it restores any part of a checkpoint. The names in the checkpoint show
-        # which class wrote it.
-        names = [name for name, _ in tf.train.list_variables(path)]
-        self.__dict__["_keras_wrote"] = any("/dynamic_scale/.ATTRIBUTES" in name for name in names)
+        # TensorFlow calls this method before it restores any part of a checkpoint, but does not say which part of the
+        # checkpoint belongs to this optimizer.
+        wrapped, others = _optimizers_in(path)
+        self.__dict__.update(_keras_wrote=bool(wrapped and not others), _ambiguous=bool(wrapped and others))
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         if vars(self).get("_keras_wrote"):
             return _part_of_keras_wrapper(self, name)
-        if name == "inner_optimizer" and "_keras_wrote" not in vars(self):
+        found = self._optimizer._lookup_dependency(name, *args)
+        older = "_keras_wrote" not in vars(self)
+        if found is None and name == "inner_optimizer" and (older or self._ambiguous):
+            cause = f"TensorFlow {tf.__version__} is used" if older else "the checkpoint also contains other optimizers"
             raise ValueError(
-                "keras.optimizers.LossScaleOptimizer wrote this checkpoint, which can be restored with TensorFlow 2.17 "
-                f"or newer, but not with {tf.__version__}. Use a newer TensorFlow, or save the model as .keras. "
-                "Nothing was restored."
+                "keras.optimizers.LossScaleOptimizer wrote this optimizer's part of the checkpoint. It cannot be "
+                f"restored with tf.train.Checkpoint, because {cause}. Nothing was restored. Restore it with "
+                "tf_lossscale.migrate.restore(path, optimizer, variables, name=...)"
+                + (", or use TensorFlow 2.17 or newer." if older else ".")
             )
-        return self._optimizer._lookup_dependency(name, *args)
+        return found
+
+
+def _optimizers_in(path: str) -> tuple[set[str], set[str]]:
+    """Return the paths, in a checkpoint, of Keras's own LossScaleOptimizers and of other optimizers outside them."""
+    suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
+    names = {f"/{name[: -len(suffix)]}" for name, _ in tf.train.list_variables(path) if name.endswith(suffix)}
+    optimizers = {name.removesuffix("_iterations") for name in names if name.endswith("/_iterations")}
+    wrappers = {each for each in optimizers if {f"{each}dynamic_scale", f"{each}step_counter"} <= names}
+    inside = tuple(f"{each}inner_optimizer/" for each in wrappers)
+    return wrappers, {each for each in optimizers - wrappers if not each.startswith(inside)}
 
 
 # Checkpoints of Keras's LossScaleOptimizer contain values for which this package's wrapper may have no variable. This

@@ -757,7 +757,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             ValueError: the number of arrays or the shape of an array does not match. In that case, no value is set.
         """
         variables = self.weights
-        if len(weights) > len(variables):
+        if self._are_of_scale(weights[len(variables) :]):
             variables = list(self.variables)
         if len(weights) != len(variables):
             raise ValueError(
@@ -766,6 +766,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             )
         assign_all(variables, weights)
         self._loss_scale.bring_into_range()
+
+    def _are_of_scale(self, values: list[Any]) -> bool:
+        """Return whether arrays can be the values of the loss scale's variables, and not those of slots."""
+        arrays, variables = [np.asarray(value) for value in values], self._loss_scale.variables
+        return [(array.shape, array.dtype.kind) for array in arrays] == [
+            (tuple(variable.shape), variable.dtype.as_numpy_dtype().dtype.kind) for variable in variables
+        ]
 
     @do_not_convert
     def build(self, var_list: Iterable[Variable]) -> None:

@@ -163,11 +163,13 @@ class Observable(Parts):
         8.0
 
         Args:
-            state: a dict that `state` returned. Counts other than `dynamic_counter` are set to 0 if they are missing.
+            state: a dict that `state` returned. Counts other than `dynamic_counter` are set to 0 if they are missing. A
+                loss scale outside the range of this optimizer's rule is replaced by the nearest scale in the range, and
+                a warning is logged.
 
         Raises:
-            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at a different
-                value. The state is then unchanged.
+            ValueError: a key is missing or unknown, a value is negative or too large for its variable, or the scale is
+                fixed at a different value. The state is then unchanged.
             TypeError: the state is not a mapping, or a value is not a number.
             RuntimeError: the method is called while a graph is being built.
         """
@@ -203,7 +205,7 @@ class Observable(Parts):
             # The counts are int64 variables, except those of tf.contrib's loss scale managers, which are int32.
             if variable is not None and counts[name] > variable.dtype.max:
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
-        set_value(scale.current_loss_scale, value)
+        set_value(scale.current_loss_scale, scale.in_range(value))
         set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)
         for name, variable in variables.items():
             if variable is not None:
