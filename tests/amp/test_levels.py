@@ -119,6 +119,38 @@ def test_models_within_models_are_looked_into(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_with_an_attribute_layers_is_set_with_all_of_its_parts(library):
+    keras = LIBRARIES[library]
+
+    class Encoder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="encoder")
+            self.layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(4, name="second")]
+            self.norm = keras.layers.LayerNormalization(name="norm")
+            self.out = keras.layers.Dense(4, name="out")
+
+        def call(self, inputs):
+            for layer in self.layers:
+                inputs = layer(inputs)
+            return self.out(self.norm(inputs))
+
+    def dtypes(model):
+        return {name.split("/")[-1]: dtype for name, _, dtype, _ in amp.dtype_table(model).rows}
+
+    encoder = Encoder()
+    model = keras.Sequential([encoder])
+    names = {"encoder", "first", "second", "norm", "out"}
+    assert dtypes(amp.auto_mixed_precision(model, "O2")) == {**dict.fromkeys(names, "float16"), "norm": "float32"}
+    assert model(np.ones((1, 4), "float32")).dtype == "float16"
+    amp.to_float(model, "float32")
+    assert dtypes(model) == dict.fromkeys(names, "float32")
+    amp.to_float(encoder, "bfloat16")
+    assert dtypes(model) == dict.fromkeys(names, "bfloat16")
+    with pytest.raises(TypeError, match="must be a Keras model"):
+        amp.auto_mixed_precision(encoder, "O2")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_the_parts_of_a_layer_follow(library):
     keras = LIBRARIES[library]
     model = keras.Sequential([keras.layers.LSTM(3, name="lstm"), keras.layers.Dense(1, name="out")])

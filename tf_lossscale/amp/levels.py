@@ -152,12 +152,12 @@ def to_float(layer: Same, dtype: DType) -> Same:
     # This call raises a TypeError if `layer` is not a Keras layer.
     layers.layers_of(layer)
     as_layer: Any = layer
-    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, as_layer.name, layer))
+    inner = _layers(layer) if _layers_inside(layer) else list(_with_parts(layer, as_layer.name, layer))
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)
         object.__setattr__(each, _SET_BY_HAND, True)
-    if getattr(layer, "layers", None):
+    if _layers_inside(layer):
         for each in _models(layer):
             set_casts(each)
     return layer
@@ -240,7 +240,7 @@ def _models(model: Any) -> Iterator[Any]:
     if not any(type(model).call is vars(base).get("call") for base in graphs):
         yield model
     for layer in model.layers:
-        if getattr(layer, "layers", None):
+        if _layers_inside(layer):
             yield from _models(layer)
 
 
@@ -254,16 +254,26 @@ _Entry = tuple[str, Any, Any]
 
 def _layers(model: Any) -> list[_Entry]:
     """Return a (name, layer, deciding layer) tuple for each layer of a model and of its nested models."""
-    if not hasattr(model, "layers"):
+    if not _is_model(model):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))
+
+
+def _is_model(value: Any) -> bool:
+    # A layer that is no model may have an attribute `layers`, which need not contain all of its sublayers.
+    return layers.is_layer(value) and isinstance(value, layers.layers_of(value).library.Model)
+
+
+def _layers_inside(layer: Any) -> Any:
+    """Return the layers of a model. Return an empty list for a layer that is not a model."""
+    return layer.layers if _is_model(layer) else []
 
 
 def _walk(model: Any) -> Iterator[_Entry]:
     if any(getattr(model, own, None) for own in _OWN_VARIABLES):
         yield model.name, model, model
     for layer in model.layers:
-        if getattr(layer, "layers", None):
+        if _layers_inside(layer):
             yield from _walk(layer)
         else:
             yield from _with_parts(layer, layer.name, layer)
