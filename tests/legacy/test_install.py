@@ -461,6 +461,32 @@ def test_compile_honours_the_loss_scale_of_the_policy(installed, library):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_scale_of_this_policy(
+    installed, library
+):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    mixed_precision = keras.mixed_precision.experimental
+    inner = keras.optimizers.SGD(0.125)
+
+    def compiled(policy):
+        mixed_precision.set_policy(policy)
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
+        model.compile(inner, "mse")
+        return model
+
+    first = compiled(mixed_precision.Policy("mixed_float16", loss_scale=8))
+    second = compiled(mixed_precision.Policy("mixed_float16", loss_scale=16))
+    assert second.optimizer.loss_scale() == 16
+    again = compiled("mixed_float16").optimizer
+    assert again.dynamic
+    assert again.inner_optimizer is inner
+    assert compiled("mixed_float16").optimizer is again
+    assert first.optimizer.loss_scale() == 8
+    losses = second.fit(np.ones((8, 1)), np.full((8, 1), 3.0), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("name", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("set_by", ["experimental.set_policy", "set_global_policy"])
 def test_compile_honours_a_loss_scale_without_mixed_float16(installed, library, name, set_by, tmp_path):

@@ -14,9 +14,9 @@ from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
-# The wrapper of each inner optimizer. A model that is compiled again with the same inner optimizer gets the same
-# wrapper.
-_made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+# The wrapper of each inner optimizer, and the loss scale of the policy when the wrapper was made. A model that is
+# compiled again with the same inner optimizer gets the same wrapper, unless the policy's loss scale has changed.
+_made: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], Any]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -53,14 +53,17 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
     if loss_scale is None:
         return inner_optimizer
     if inner_optimizer in _made:
-        before = _made[inner_optimizer]()
+        made, made_with = _made[inner_optimizer]
+        before = made()
         if before is not None:
-            return before
+            if made_with is loss_scale:
+                return before
+            families.release(inner_optimizer)
     if policies.is_set_by_an_old_name():
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:
         wrapper = optimizer_lib.LossScaleOptimizer(inner_optimizer)
-    _made[inner_optimizer] = weakref.ref(wrapper)
+    _made[inner_optimizer] = weakref.ref(wrapper), loss_scale
     return wrapper
 
 
