@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.legacy import experimental
@@ -33,8 +34,8 @@ def stand_in_for(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A class whose constructor returns this package's wrapper, or the optimizer itself if the global policy has no
-        loss scale. Every loss scale optimizer passes an `isinstance` check against this class.
+        A class whose constructor returns this package's wrapper, or the optimizer itself if the policy has no loss
+        scale. Every loss scale optimizer passes an `isinstance` check against this class.
     """
 
     class LossScaleOptimizer(metaclass=WrapperName):
@@ -71,8 +72,8 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     """Return a copy of a Keras library's `optimizers` module with a new `get` function, which `compile` calls.
 
     Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8, any policy
-    could have a loss scale. The new `get` wraps the optimizer if the global policy is not "mixed_float16" but has a
-    loss scale.
+    could have a loss scale. The new `get` wraps the optimizer if the policy is not "mixed_float16" but has a loss
+    scale.
 
     Args:
         library: "keras" or "tf_keras".
@@ -90,9 +91,21 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     return types.SimpleNamespace(**{**vars(optimizers), "get": get})
 
 
+def _compile_for(library: str, compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `compile` method that wraps the optimizer with the loss scale of the model's own policy."""
+
+    @functools.wraps(compile)
+    def compile_with_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with policies_of(library).compiling(self):
+            return compile(self, *args, **kwargs)
+
+    return compile_with_policy
+
+
 def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
     optimizers = optimizers_for("keras", trainer.optimizers)
     patches.put(trainer, {"LossScaleOptimizer": stand_in_for("keras"), "optimizers": optimizers})
+    patches.put(trainer.Trainer, {"compile": _compile_for("keras", trainer.Trainer.compile)})
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
@@ -106,6 +119,8 @@ def _trainer_of_tf_keras(name: str) -> Put:
         patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
         if hasattr(trainer, "optimizers"):
             patches.put(trainer, {"optimizers": optimizers_for("tf_keras", trainer.optimizers)})
+        if hasattr(trainer, "Model"):
+            patches.put(trainer.Model, {"compile": _compile_for("tf_keras", trainer.Model.compile)})
 
     return put
 
