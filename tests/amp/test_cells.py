@@ -346,3 +346,19 @@ def test_a_step_that_a_strategy_runs_in_a_tf1_graph_needs_a_tf_function():
         session.run(tf.compat.v1.global_variables_initializer())
         assert session.run(loss) == 1.0
         assert session.run(network.weight) == 0.5
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_new_cell_with_the_same_optimizer_does_not_train_a_layer_that_was_frozen_meanwhile(library):
+    keras = LIBRARIES[library]
+    model = network(keras)
+    loss = amp.WithLossCell(model, mean_square)
+    step = amp.TrainOneStepWithLossScaleCell(loss, keras.optimizers.SGD(0.1), 8.0)
+    x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    step(x, y)
+    model.layers[-1].trainable = False
+    before = model.get_weights()
+    amp.TrainOneStepWithLossScaleCell(loss, step.optimizer)(x, y)
+    first, *_, last = [np.abs(a - b).max() for a, b in zip(model.get_weights(), before)]
+    assert first > 0
+    assert last == 0

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class TrainOneStepCell:
     """One training step with a fixed scale: the loss is multiplied by `sens`, and the gradients are divided by it.
 
-    The step runs as a tf.function, except in `strategy.run` and inside another tf.function.
+    The step runs as a tf.function, except in `strategy.run` and inside another tf.function. The cell therefore trains
+    the weights that are trainable when it is called first. After you freeze or unfreeze a layer, create a new cell with
+    the same optimizer.
 
     To write your own step, derive from this class and override `construct`:
 
