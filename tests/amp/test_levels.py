@@ -498,3 +498,30 @@ def test_constants_of_a_layer_are_as_before_after_the_way_back(library, level):
     amp.auto_mixed_precision(model, level)
     amp.to_float(model, "float32")
     np.testing.assert_array_equal(np.array(model(inputs)), expected)
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+def test_a_quantized_layer_is_refused_and_nothing_is_changed(mode):
+    keras = tf.keras
+    layers = [
+        keras.layers.Dense(4, name="first"),
+        keras.layers.LayerNormalization(),
+        keras.layers.Dense(2, name="last"),
+    ]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    layers[-1].quantize(mode)
+    x = np.ones((1, 3), "float32")
+    before, dtypes = np.asarray(model(x)), [layer.dtype_policy.name for layer in layers]
+    for change in (
+        lambda: amp.auto_mixed_precision(model, "O1"),
+        lambda: amp.auto_mixed_precision(model, "O2"),
+        lambda: amp.to_float(model, "float32"),
+        lambda: amp.to_float(layers[-1], "float16"),
+        lambda: amp.Model(model, "mse", "sgd", amp_level="O2"),
+    ):
+        with pytest.raises(ValueError, match=rf"'last' is quantized \({mode}\)"):
+            change()
+    amp.auto_mixed_precision(model, "O0")
+    assert [layer.dtype_policy.name for layer in layers] == dtypes
+    np.testing.assert_array_equal(model(x), before)
+    assert amp.to_float(layers[0], "float16").compute_dtype == "float16"

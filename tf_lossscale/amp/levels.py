@@ -85,7 +85,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
 
     Raises:
         TypeError: `model` is not a Keras model.
-        ValueError: the level or the dtype is unknown.
+        ValueError: the level or the dtype is unknown, or a layer is quantized.
 
     Source: MindSpore, `mindspore.amp.auto_mixed_precision`.
     """
@@ -121,11 +121,13 @@ def require_level(model: Any, amp_level: Any) -> None:
 
     Raises:
         TypeError: `model` is not a Keras model.
-        ValueError: the level is unknown.
+        ValueError: the level is unknown, or the model has quantized layers, whose dtype cannot be changed.
     """
     if amp_level not in LEVELS:
         raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
-    _layers(model)
+    inner = _layers(model)
+    if amp_level != "O0":
+        _require_unquantized(inner)
 
 
 def to_float(layer: Same, dtype: DType) -> Same:
@@ -144,7 +146,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
 
     Raises:
         TypeError: `layer` is not a Keras layer.
-        ValueError: the dtype is not one of the three.
+        ValueError: the dtype is not one of the three, or a layer is quantized.
 
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
@@ -153,6 +155,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
     layers.layers_of(layer)
     as_layer: Any = layer
     inner = _layers(layer) if _layers_inside(layer) else list(_with_parts(layer, as_layer.name, layer))
+    _require_unquantized(inner)
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)
@@ -285,6 +288,17 @@ def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
     decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):
         yield from _with_parts(part, f"{name}/{part.name}", decides if decides_for_all else part)
+
+
+def _require_unquantized(inner: list[_Entry]) -> None:
+    for name, layer, _ in inner:
+        mode = getattr(layer, "quantization_mode", None)
+        if mode is not None:
+            raise ValueError(
+                f"The layer {name!r} is quantized ({mode}), so its dtype cannot be changed: without its own dtype "
+                "policy, it would compute with the quantized numbers as if they were weights. Set the dtypes of a "
+                "model that is not quantized, or call to_float for each of the other layers."
+            )
 
 
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:
