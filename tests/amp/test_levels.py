@@ -525,3 +525,21 @@ def test_a_quantized_layer_is_refused_and_nothing_is_changed(mode):
     assert [layer.dtype_policy.name for layer in layers] == dtypes
     np.testing.assert_array_equal(model(x), before)
     assert amp.to_float(layers[0], "float16").compute_dtype == "float16"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O1", "auto"])
+def test_setting_a_level_again_restores_the_casts_of_a_loaded_model(library, level, tmp_path):
+    keras = LIBRARIES[library]
+    inputs = keras.Input((3,))
+    output = keras.layers.Dense(4, kernel_initializer="ones")(inputs)
+    model = amp.auto_mixed_precision(keras.Model(inputs, output * output), level)
+    x = np.full((1, 3), 100.0, "float32")
+    model.save(tmp_path / "model.keras")
+    copies = [keras.models.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)]
+    copies[1].set_weights(model.get_weights())
+    for each in (model, *copies):
+        amp.auto_mixed_precision(each, level)
+        assert each.layers[1].compute_dtype == "float16"
+        assert each(x).dtype == "float32"
+        assert np.asarray(each(x)).tolist() == [[90000.0] * 4]  # which is no float16

@@ -61,8 +61,8 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     ====== ===========================================================================================
 
     O2 and O3 set the dtype of every layer; call `to_float` afterwards to change individual layers. O1 and auto skip
-    layers whose dtype was set by `to_float`. To undo a level, call `to_float(model, "float32")`; setting a different
-    level is not enough.
+    layers whose dtype was set by `to_float`, O2 or O3. To undo a level, call `to_float(model, "float32")`; setting a
+    different level is not enough.
 
     Layers of different dtypes can be combined, because their inputs are cast. At O1 and auto, half-precision layers
     return float32 tensors. At O2, normalization layers return half-precision tensors. At O2 and O3, models return
@@ -91,16 +91,20 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     """
     require_level(model, amp_level)
     dtype = _dtype(dtype, _HALF)
+    model_dtype = getattr(model, "compute_dtype", None)
     for _, layer, decides in _layers(model):
         in_half = _in_half(decides, amp_level)
+        # Under the global policy `mixed_float16`, Keras has already set this layer and the tensors around it.
+        is_set = model_dtype == layer.compute_dtype == dtype or getattr(layer, _KEEPS_DTYPE, False)
         if amp_level in ("O2", "O3"):
             _set(layer, dtype if in_half else "float32")
+            object.__setattr__(layer, _KEEPS_DTYPE, True)
             if type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda"):
                 # TFOpLambda and SlicingOpLambda wrap operations such as `x + y` in functional tf_keras models.
                 set_casts(layer, inputs=dtype, only_mixed=True)
             else:
                 set_casts(layer, outputs=None if in_half else dtype)
-        elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
+        elif in_half and not is_set:
             _set(layer, dtype)
             # A recurrent cell gets no casts, because the state that it returns is an input to its next step.
             is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
@@ -159,7 +163,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)
-        object.__setattr__(each, _SET_BY_HAND, True)
+        object.__setattr__(each, _KEEPS_DTYPE, True)
     if _layers_inside(layer):
         for each in _models(layer):
             set_casts(each)
@@ -215,8 +219,8 @@ def dtype_table(model: object) -> DtypeTable:
     )
 
 
-# `to_float` sets this attribute on a layer. Levels O1 and auto skip layers that have the attribute.
-_SET_BY_HAND = "_tf_lossscale_set_by_hand"
+# `to_float` and the levels O2 and O3 set this attribute on a layer. Levels O1 and auto skip layers that have it.
+_KEEPS_DTYPE = "_tf_lossscale_keeps_dtype"
 
 
 def _in_half(layer: Any, amp_level: str) -> bool:
