@@ -62,12 +62,31 @@ def test_each_loss_gets_output_and_label_in_its_own_order(library):
 
 
 @pytest.mark.parametrize(
-    "loss_fn", [of_label_and_output, tf.nn.softmax_cross_entropy_with_logits, lambda *both: 0, max]
+    "loss_fn",
+    [
+        of_label_and_output,
+        tf.nn.softmax_cross_entropy_with_logits,
+        lambda *both: 0,
+        max,
+        lambda y, y_pred: 0,
+        lambda gt, pred: 0,
+        lambda actual, predicted: 0,
+        lambda y, y_hat: 0,
+        lambda x, logits: 0,
+    ],
 )
 def test_a_loss_whose_order_does_not_show_asks_for_it(loss_fn):
     with pytest.raises(ValueError, match="label_first=True"):
         amp.WithLoss(lambda x: x, loss_fn)
     assert amp.WithLoss(lambda x: x, loss_fn, label_first=True).loss_fn is loss_fn
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [lambda pred, y: pred - y, lambda a, b: a - b, lambda y_hat, y: y_hat - y, lambda p, label_probs: p - label_probs],
+)
+def test_a_loss_whose_names_do_not_contradict_mindspore_takes_the_output_first(loss_fn):
+    assert amp.WithLoss(lambda x: x, loss_fn)(3, 1) == 2
 
 
 def test_a_loss_must_be_a_function():
