@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.families import FAMILIES, IDS, families
-from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale import DynamicLossScale, LossScaleOptimizer, SharedLossScale, amp, legacy
 from tf_lossscale.core.rules import KEYWORDS
 
 CONFIGS = [
@@ -262,3 +262,40 @@ def test_the_loss_scale_can_be_replaced_by_another_and_by_nothing_else(family):
     optimizer._loss_scale = FixedLossScale(8.0)
     assert float(optimizer.get_scaled_loss(tf.constant(1.0))) == float(optimizer.loss_scale) == 8.0
     assert not optimizer.dynamic
+
+
+class OwnRule(DynamicLossScale):
+    """A rule that no config describes."""
+
+
+class Halving(amp.LossScaleManager):
+    def get_loss_scale(self):
+        return 64.0
+
+    def update_loss_scale(self, overflow):
+        del overflow
+
+
+RULES = {
+    "OwnRule": lambda: OwnRule(64.0),
+    "Halving": Halving,
+    "ExponentialUpdateLossScaleManager": lambda: legacy.ExponentialUpdateLossScaleManager(64.0, 100, 2),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_config_that_cannot_contain_the_rule_of_the_loss_scale_says_so(name, monkeypatch):
+    said = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: said.append(message % values))
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=RULES[name]()).get_config()
+    assert [f"such as {name}." in each for each in said] == [True]
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [lambda: amp.DynamicLossScaleManager(64), lambda: amp.FixedLossScaleManager(8), lambda: legacy.DynamicLossScale(8)],
+)
+def test_a_config_that_contains_the_rule_of_the_loss_scale_does_not_warn(manager, monkeypatch):
+    monkeypatch.setattr("absl.logging.warning", lambda *arguments: pytest.fail(str(arguments)))
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=manager()).get_config()
+    LossScaleOptimizer(tf.keras.optimizers.SGD()).get_config()
