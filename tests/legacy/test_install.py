@@ -513,6 +513,10 @@ def test_compile_honours_the_policy_that_the_model_was_built_under(installed, li
     assert compiled(Policy("mixed_bfloat16", loss_scale=4), "float32") == 4
     assert compiled("float32", "float32", dtype=eight) == 8
     assert compiled("float32", "float32", dtype=Policy("float32", loss_scale=2)) == 2
+    mixed_precision.set_policy(eight)
+    layer = keras.layers.Dense(1)
+    mixed_precision.set_policy("float32")
+    assert mixed_precision.get_layer_policy(layer) is eight
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])

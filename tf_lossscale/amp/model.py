@@ -213,8 +213,8 @@ class Model:
         if epoch > 1 and isinstance(train_dataset, Iterator):
             raise ValueError(
                 f"`train_dataset` is a {type(train_dataset).__name__}, which can be read only once, but `epoch` is "
-                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...), or a list of "
-                "batches."
+                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...). A training "
+                "cell takes a list of batches, too."
             )
         self._compile()
         keras = self._keras()
