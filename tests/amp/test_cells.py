@@ -62,12 +62,31 @@ def test_each_loss_gets_output_and_label_in_its_own_order(library):
 
 
 @pytest.mark.parametrize(
-    "loss_fn", [of_label_and_output, tf.nn.softmax_cross_entropy_with_logits, lambda *both: 0, max]
+    "loss_fn",
+    [
+        of_label_and_output,
+        tf.nn.softmax_cross_entropy_with_logits,
+        lambda *both: 0,
+        max,
+        lambda y, y_pred: 0,
+        lambda gt, pred: 0,
+        lambda actual, predicted: 0,
+        lambda y, y_hat: 0,
+        lambda x, logits: 0,
+    ],
 )
 def test_a_loss_whose_order_does_not_show_asks_for_it(loss_fn):
     with pytest.raises(ValueError, match="label_first=True"):
         amp.WithLoss(lambda x: x, loss_fn)
     assert amp.WithLoss(lambda x: x, loss_fn, label_first=True).loss_fn is loss_fn
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [lambda pred, y: pred - y, lambda a, b: a - b, lambda y_hat, y: y_hat - y, lambda p, label_probs: p - label_probs],
+)
+def test_a_loss_whose_names_do_not_contradict_mindspore_takes_the_output_first(loss_fn):
+    assert amp.WithLoss(lambda x: x, loss_fn)(3, 1) == 2
 
 
 def test_a_loss_must_be_a_function():
@@ -288,3 +307,77 @@ def each(strategy, values):
     return strategy.experimental_distribute_values_from_function(
         lambda ctx: tf.constant(values[ctx.replica_id_in_sync_group])
     )
+
+
+class Square:
+    """A network with one weight w, which starts at 1, and the loss (w * x)**2."""
+
+    def __init__(self):
+        self.weight = tf.Variable(1.0)
+        self.trainable_variables = [self.weight]
+
+    def __call__(self, x):
+        return (self.weight * x) ** 2
+
+
+class Returning(amp.TrainOneStepWithLossScaleCell):
+    def construct(self, *inputs):
+        loss, gradients = self.loss_and_gradients(*inputs)
+        self.update(gradients)
+        return loss
+
+
+SGD_IN_GRAPHS = {"tf1": tf.compat.v1.train.GradientDescentOptimizer, "tf_keras": tf_keras.optimizers.legacy.SGD}
+
+
+@pytest.mark.parametrize("optimizer", SGD_IN_GRAPHS)
+@pytest.mark.parametrize("kind", [amp.TrainOneStepCell, amp.TrainOneStepWithLossScaleCell, Returning])
+def test_a_session_that_fetches_the_loss_takes_a_step_in_a_tf1_graph(kind, optimizer):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        network = Square()
+        outputs = kind(network, SGD_IN_GRAPHS[optimizer](0.25), 8.0)(tf.constant(1.0))
+        session.run(tf.compat.v1.global_variables_initializer())
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        assert [session.run(loss).item() for _ in range(3)] == [1.0, 0.25, 0.0625]
+        assert session.run(network.weight) == 0.125
+
+
+def test_a_session_that_fetches_all_results_of_a_step_gets_those_of_the_same_step():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        network, x = Square(), tf.compat.v1.placeholder(tf.float32, [])
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.25)
+        step = amp.TrainOneStepWithLossScaleCell(network, optimizer, amp.DynamicLossScaleManager(64))
+        outputs = step(x)
+        session.run(tf.compat.v1.global_variables_initializer())
+        taken = [(*session.run(outputs, {x: value}), session.run(network.weight)) for value in (1.0, np.inf, 1.0)]
+        assert taken == [(1.0, False, 64.0, 0.5), (np.inf, True, 64.0, 0.5), (0.25, False, 32.0, 0.25)]
+
+
+def test_a_step_that_a_strategy_runs_in_a_tf1_graph_needs_a_tf_function():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        strategy = tf.distribute.OneDeviceStrategy("cpu:0")
+        with strategy.scope():
+            network = Square()
+            step = amp.TrainOneStepCell(network, tf.compat.v1.train.GradientDescentOptimizer(0.25))
+        with pytest.raises(ValueError, match=r"inside a tf\.function"):
+            strategy.run(step, (tf.constant(1.0),))
+        loss = tf.function(lambda: strategy.run(step, (tf.constant(1.0),)))()
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(loss) == 1.0
+        assert session.run(network.weight) == 0.5
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_new_cell_with_the_same_optimizer_does_not_train_a_layer_that_was_frozen_meanwhile(library):
+    keras = LIBRARIES[library]
+    model = network(keras)
+    loss = amp.WithLossCell(model, mean_square)
+    step = amp.TrainOneStepWithLossScaleCell(loss, keras.optimizers.SGD(0.1), 8.0)
+    x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    step(x, y)
+    model.layers[-1].trainable = False
+    before = model.get_weights()
+    amp.TrainOneStepWithLossScaleCell(loss, step.optimizer)(x, y)
+    first, *_, last = [np.abs(a - b).max() for a, b in zip(model.get_weights(), before)]
+    assert first > 0
+    assert last == 0

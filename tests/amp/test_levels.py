@@ -119,6 +119,38 @@ def test_models_within_models_are_looked_into(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_with_an_attribute_layers_is_set_with_all_of_its_parts(library):
+    keras = LIBRARIES[library]
+
+    class Encoder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="encoder")
+            self.layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(4, name="second")]
+            self.norm = keras.layers.LayerNormalization(name="norm")
+            self.out = keras.layers.Dense(4, name="out")
+
+        def call(self, inputs):
+            for layer in self.layers:
+                inputs = layer(inputs)
+            return self.out(self.norm(inputs))
+
+    def dtypes(model):
+        return {name.split("/")[-1]: dtype for name, _, dtype, _ in amp.dtype_table(model).rows}
+
+    encoder = Encoder()
+    model = keras.Sequential([encoder])
+    names = {"encoder", "first", "second", "norm", "out"}
+    assert dtypes(amp.auto_mixed_precision(model, "O2")) == {**dict.fromkeys(names, "float16"), "norm": "float32"}
+    assert model(np.ones((1, 4), "float32")).dtype == "float16"
+    amp.to_float(model, "float32")
+    assert dtypes(model) == dict.fromkeys(names, "float32")
+    amp.to_float(encoder, "bfloat16")
+    assert dtypes(model) == dict.fromkeys(names, "bfloat16")
+    with pytest.raises(TypeError, match="must be a Keras model"):
+        amp.auto_mixed_precision(encoder, "O2")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_the_parts_of_a_layer_follow(library):
     keras = LIBRARIES[library]
     model = keras.Sequential([keras.layers.LSTM(3, name="lstm"), keras.layers.Dense(1, name="out")])
@@ -466,3 +498,48 @@ def test_constants_of_a_layer_are_as_before_after_the_way_back(library, level):
     amp.auto_mixed_precision(model, level)
     amp.to_float(model, "float32")
     np.testing.assert_array_equal(np.array(model(inputs)), expected)
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+def test_a_quantized_layer_is_refused_and_nothing_is_changed(mode):
+    keras = tf.keras
+    layers = [
+        keras.layers.Dense(4, name="first"),
+        keras.layers.LayerNormalization(),
+        keras.layers.Dense(2, name="last"),
+    ]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    layers[-1].quantize(mode)
+    x = np.ones((1, 3), "float32")
+    before, dtypes = np.asarray(model(x)), [layer.dtype_policy.name for layer in layers]
+    for change in (
+        lambda: amp.auto_mixed_precision(model, "O1"),
+        lambda: amp.auto_mixed_precision(model, "O2"),
+        lambda: amp.to_float(model, "float32"),
+        lambda: amp.to_float(layers[-1], "float16"),
+        lambda: amp.Model(model, "mse", "sgd", amp_level="O2"),
+    ):
+        with pytest.raises(ValueError, match=rf"'last' is quantized \({mode}\)"):
+            change()
+    amp.auto_mixed_precision(model, "O0")
+    assert [layer.dtype_policy.name for layer in layers] == dtypes
+    np.testing.assert_array_equal(model(x), before)
+    assert amp.to_float(layers[0], "float16").compute_dtype == "float16"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("level", ["O1", "auto"])
+def test_setting_a_level_again_restores_the_casts_of_a_loaded_model(library, level, tmp_path):
+    keras = LIBRARIES[library]
+    inputs = keras.Input((3,))
+    output = keras.layers.Dense(4, kernel_initializer="ones")(inputs)
+    model = amp.auto_mixed_precision(keras.Model(inputs, output * output), level)
+    x = np.full((1, 3), 100.0, "float32")
+    model.save(tmp_path / "model.keras")
+    copies = [keras.models.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)]
+    copies[1].set_weights(model.get_weights())
+    for each in (model, *copies):
+        amp.auto_mixed_precision(each, level)
+        assert each.layers[1].compute_dtype == "float16"
+        assert each(x).dtype == "float32"
+        assert np.asarray(each(x)).tolist() == [[90000.0] * 4]  # which is no float16

@@ -605,3 +605,81 @@ def test_a_wrong_and_certain_prediction_is_corrected(library, level, activation,
     # Of the probabilities in float16, which are 0 and 1, the loss is 16.118, and the gradient is zero.
     assert losses == [pytest.approx(20.0)]
     assert model.get_weights()[0][0, 0] > start[0, 0] + 0.4
+
+
+def one_weight(keras):
+    """A network `weight * x`, and data with the loss (3 - weight)**2."""
+    network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    return network, tf.data.Dataset.from_tensors((np.ones((1, 1), "float32"), np.full((1, 1), 3.0, "float32")))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_second_model_for_evaluation_does_not_change_how_the_first_one_trains(library, capsys):
+    keras = LIBRARIES[library]
+    results = []
+    for evaluates in (False, True):
+        network, data = one_weight(keras)
+        manager = amp.DynamicLossScaleManager(init_loss_scale=8, scale_window=1)
+        model = amp.Model(network, "mse", keras.optimizers.SGD(0.125), amp_level="O2", loss_scale_manager=manager)
+        model.train(1, data, verbose=0)
+        if evaluates:
+            other = amp.Model(network, "mse", metrics={"Error": "mae"})
+            assert other.eval(data) == {"loss": 2.25, "Error": 1.5}
+            assert network.optimizer is model.optimizer
+        model.train(2, data, callbacks=amp.OverflowMonitor(), verbose=0)
+        assert set(model.eval(data)) == {"loss"}
+        if evaluates:
+            assert set(other.eval(data)) == {"loss", "Error"}
+        results.append((network.get_weights(), float(model.optimizer.loss_scale), monitor_lines(capsys)))
+    assert results[0] == results[1]
+    assert results[0][1] == 64.0
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_two_models_train_one_network_in_turn_with_their_own_optimizers(library):
+    keras = LIBRARIES[library]
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        network, data = one_weight(keras)
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+    first, second = (amp.Model(network, "mse", keras.optimizers.SGD(rate)) for rate in (0.25, 0.0))
+    weights = []
+    for model in (first, second, first, second):
+        model.train(1, data, verbose=0)
+        weights.append(float(network.get_weights()[0][0, 0]))
+    assert weights == [2.0, 2.0, 2.5, 2.5]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_network_is_not_compiled_by_a_second_model_while_the_first_one_trains(library):
+    keras = LIBRARIES[library]
+    network, data = one_weight(keras)
+    other = amp.Model(network, "mse", metrics={"Error": "mae"})
+    model = amp.Model(network, "mse", keras.optimizers.SGD(0.125), metrics={"Error": "mae"})
+    seen = []
+
+    class Evaluating(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(model.eval(data)["loss"])
+            for evaluate in (lambda: other.eval(data), lambda: amp.Model(network, "mse")):
+                with pytest.raises(ValueError, match="is being trained by another Model"):
+                    evaluate()
+
+    model.train(2, data, callbacks=Evaluating(), verbose=0)
+    assert seen == [2.25, 1.265625]
+    assert other.eval(data) == {"loss": 1.265625, "Error": 1.125}
+
+
+def test_a_model_without_an_optimizer_keeps_the_optimizer_that_keras_wrapped():
+    before = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        network, data = one_weight(tf_keras)
+        network.compile(tf_keras.optimizers.SGD(0.125), "mse")
+    finally:
+        tf_keras.mixed_precision.set_global_policy(before)
+    optimizer = network.optimizer
+    assert amp.Model(network, "mse").eval(data) == {"loss": 4.0}
+    assert network.optimizer is optimizer

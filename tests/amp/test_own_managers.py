@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from absl import logging
 
 from tf_lossscale import LossScaleOptimizer, amp
 
@@ -77,6 +78,58 @@ def test_a_manager_of_ones_own_moves_the_scale(make, compiled, name):
         take(tf.constant(factor))
         assert float(optimizer.loss_scale) == pytest.approx(scale)
         assert bool(optimizer.last_step_skipped) == skipped
+
+
+def resumed(manager, tmp_path, compiled=False):
+    """The scale after two overflows, as restored in a new optimizer, and after a finite step."""
+
+    def made():
+        weight = tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.0), loss_scale_manager=manager())
+        optimizer.build([weight])
+
+        def step(factor):
+            optimizer.minimize(lambda: weight * factor, [weight])
+
+        return optimizer, tf.function(step) if compiled else step
+
+    optimizer, step = made()
+    for _ in range(2):
+        step(tf.constant(np.inf))
+    scales = [float(optimizer.loss_scale)]
+    path = tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "checkpoint")
+    optimizer, step = made()
+    tf.train.Checkpoint(optimizer=optimizer).restore(path)
+    scales.append(float(optimizer.loss_scale))
+    step(tf.constant(1.0))
+    return [*scales, float(optimizer.loss_scale)]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_manager_of_ones_own_goes_on_from_a_restored_scale(compiled, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *arguments: warnings.append(text % arguments))
+    assert resumed(lambda: Cautious(1024, 2, 100), tmp_path, compiled) == [100 / 2, 100 / 2, 100 / 2]
+    assert resumed(ThirdsInAGraph, tmp_path, compiled) == [9, 9, 10]
+    assert not warnings
+
+
+def test_a_manager_that_cannot_go_on_from_a_restored_scale_is_reported(tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *arguments: warnings.append(text % arguments))
+    assert resumed(Thirds, tmp_path) == [9, 9, 82]
+    (warning,) = warnings
+    assert "set to 9.0, but the Thirds still returns 81.0" in warning
+    assert "Restore the state of the manager too" in warning
+
+
+def test_a_scale_that_the_user_gives_a_manager_is_kept():
+    manager = Cautious(64, 2, 100)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.0), loss_scale_manager=manager)
+    weight = tf.Variable(1.0)
+    manager.loss_scale = 32
+    optimizer.minimize(lambda: weight * 1.0, [weight])
+    assert float(optimizer.loss_scale) == 32
 
 
 def test_a_manager_is_no_manager_without_its_two_methods():

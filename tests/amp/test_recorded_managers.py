@@ -258,3 +258,31 @@ def test_a_loop_by_hand_follows_the_recorded_one():
             w.assign_sub(0.1 * gradient)
         np.testing.assert_allclose(w.numpy(), step["w"], rtol=1e-5)
         assert (float(scaler.scale_value), int(scaler.counter)) == (step["scale"], step["counter"])
+
+
+@pytest.mark.parametrize("of_class", [False, True], ids=["of the object", "of the class"])
+def test_a_minimum_that_is_set_on_an_update_cell_is_kept(of_class):
+    class Cell(amp.DynamicLossScaleUpdateCell):
+        minimum_loss_scale = 16.0
+
+    cell = Cell(64.0, 2, 100) if of_class else amp.DynamicLossScaleUpdateCell(64.0, 2, 100)
+    cell.minimum_loss_scale = cell.minimum_loss_scale if of_class else tf.constant(16.0)
+    scale = tf.Variable(64.0)
+    for _ in range(5):
+        cell(scale, tf.constant(True))
+    assert scale.numpy() == 16.0
+
+
+def test_a_factor_and_a_window_that_are_set_later_count():
+    cell, scale = amp.DynamicLossScaleUpdateCell(64.0, 2, 100), tf.Variable(64.0)
+    scaler = amp.DynamicLossScaler(64.0, 2, 100)
+    for each in (cell, scaler):
+        each.scale_factor, each.scale_window = 4, 1
+    cell(scale, tf.constant(False))
+    scaler.adjust(True)
+    assert scale.numpy() == scaler.scale_value.numpy() == 256.0
+
+
+@pytest.mark.parametrize("value, expected", [(1 + 1j, True), (complex("nan"), False), (complex(0, np.inf), False)])
+def test_all_finite_looks_at_both_parts_of_complex_numbers(value, expected):
+    assert bool(amp.all_finite([tf.constant([value]), tf.constant(1.0)])) is expected

@@ -1,5 +1,7 @@
 """contrib's managers: the variables they keep, and an optimizer that asks one of the user's own."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -58,3 +60,21 @@ def test_an_update_of_a_manager_in_a_graph_is_a_tensor_as_in_tensorflow_1():
         for number, tensor in enumerate([tf.identity(update), in_a_branch]):
             session.run(tensor)
             assert session.run(manager.get_loss_scale()) == 32 / 2**number
+
+
+def test_a_slow_finite_update_in_a_session_does_not_undo_a_quick_overflow():
+    def slow(value):
+        time.sleep(0.2)
+        return value
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        manager = contrib.ExponentialUpdateLossScaleManager(64.0, 2000, 1, 2.0, 0.5)
+        finite = tf.ensure_shape(tf.numpy_function(slow, [tf.constant(True)], tf.bool), [])
+        quick = manager.get_loss_scale() < 16.0
+        updates = [manager.update_loss_scale(finite), manager.update_loss_scale(quick)]
+        session.run(tf.compat.v1.global_variables_initializer())
+        scales = []
+        for _ in range(4):
+            session.run(updates)
+            scales.append(session.run(manager.get_loss_scale()))
+        assert scales == [32.0, 16.0, 8.0, 8.0]

@@ -461,6 +461,65 @@ def test_compile_honours_the_loss_scale_of_the_policy(installed, library):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_scale_of_this_policy(
+    installed, library
+):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    mixed_precision = keras.mixed_precision.experimental
+    inner = keras.optimizers.SGD(0.125)
+
+    def compiled(policy):
+        mixed_precision.set_policy(policy)
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
+        model.compile(inner, "mse")
+        return model
+
+    first = compiled(mixed_precision.Policy("mixed_float16", loss_scale=8))
+    second = compiled(mixed_precision.Policy("mixed_float16", loss_scale=16))
+    assert second.optimizer.loss_scale() == 16
+    again = compiled("mixed_float16").optimizer
+    assert again.dynamic
+    assert again.inner_optimizer is inner
+    assert compiled("mixed_float16").optimizer is again
+    assert first.optimizer.loss_scale() == 8
+    losses = second.fit(np.ones((8, 1)), np.full((8, 1), 3.0), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_compile_honours_the_policy_that_the_model_was_built_under(installed, library):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    mixed_precision = keras.mixed_precision.experimental
+    Policy = mixed_precision.Policy
+
+    class Own(keras.Model):
+        def compile(self, optimizer):
+            super().compile(optimizer, "mse")
+
+    def compiled(built_under, compiled_under, **keywords):
+        mixed_precision.set_policy(built_under)
+        model = Own(**keywords)
+        mixed_precision.set_policy(compiled_under)
+        inner = keras.optimizers.SGD()
+        model.compile(inner)
+        return None if model.optimizer is inner else model.optimizer.loss_scale()
+
+    eight, none = Policy("mixed_float16", loss_scale=8), Policy("mixed_float16", loss_scale=None)
+    assert compiled(eight, "float32") == 8
+    assert compiled(eight, Policy("mixed_float16", loss_scale=16)) == 8
+    assert compiled(none, "mixed_float16") is None
+    assert compiled("mixed_float16", eight) == 2**15
+    assert compiled("float32", eight) is None
+    assert compiled(Policy("mixed_bfloat16", loss_scale=4), "float32") == 4
+    assert compiled("float32", "float32", dtype=eight) == 8
+    assert compiled("float32", "float32", dtype=Policy("float32", loss_scale=2)) == 2
+    mixed_precision.set_policy(eight)
+    layer = keras.layers.Dense(1)
+    mixed_precision.set_policy("float32")
+    assert mixed_precision.get_layer_policy(layer) is eight
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("name", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("set_by", ["experimental.set_policy", "set_global_policy"])
 def test_compile_honours_a_loss_scale_without_mixed_float16(installed, library, name, set_by, tmp_path):
@@ -490,6 +549,7 @@ def test_compile_honours_a_loss_scale_without_mixed_float16(installed, library, 
     explicit = mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), 5)
     assert compiled(10, explicit).optimizer is explicit
     set_policy(name)
+    model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     assert not isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
 

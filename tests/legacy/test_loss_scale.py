@@ -34,6 +34,30 @@ class Counting(legacy.LossScale):
         return {"start": self._start}
 
 
+@pytest.mark.parametrize("graph_mode", [False, True])
+def test_a_variable_of_a_users_own_loss_scale_has_the_dtype_of_its_value_as_in_tensorflow(graph_mode):
+    from tensorflow.python.training.experimental import loss_scale as original
+
+    values = {"counter": 0, "scale": 64.0, "double": np.float64(1), "flag": False, "long": np.int64(2**40)}
+
+    def dtypes(base):
+        class Own(base):
+            def __init__(self):
+                super().__init__()
+                self.made = {name: self._add_weight(name, value) for name, value in values.items()}
+                self.made["given"] = self._add_weight("given", 0, dtype="int64")
+
+            __call__ = update = get_config = None
+
+        return {name: variable.dtype for name, variable in Own().made.items()}
+
+    with tf.Graph().as_default() if graph_mode else contextlib.nullcontext():
+        made = dtypes(legacy.LossScale)
+        assert made == dtypes(original.LossScale)
+    assert made["counter"] == tf.int32
+    assert made["given"] == tf.int64
+
+
 @pytest.mark.parametrize("keyword", [{}, {"skip_gradients_aggregation": True}], ids=["summed here", "summed before"])
 def test_a_users_own_loss_scale_moves_once_for_all_replicas(keyword):
     strategy = strategies.get("mirrored_2")

@@ -1,5 +1,7 @@
 """wrap_in_compile() changes the class that `compile` wraps optimizers in, nothing else, and can be undone."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -211,6 +213,15 @@ def test_the_name_in_the_modules_with_compile_is_all_that_changes():
         expected = {name.replace("tf_keras", "keras") for name in expected if name.startswith("tf_keras")}
     assert changed == expected
     assert state_of_the_modules() == (before, modules, finders)
+
+
+@families
+def test_the_method_compile_is_the_library_s_own_again_at_the_end(family):
+    before, base = family.keras.Model.compile, family.keras.Model
+    with tf_lossscale.wrap_in_compile():
+        assert base.compile is not before
+        assert inspect.signature(base.compile) == inspect.signature(before)
+    assert base.compile is before
 
 
 @families

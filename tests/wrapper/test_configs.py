@@ -12,7 +12,7 @@ import tf_keras
 
 from tests import strategies
 from tests.families import FAMILIES, IDS, families
-from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale import DynamicLossScale, LossScaleOptimizer, SharedLossScale, amp, legacy
 from tf_lossscale.core.rules import KEYWORDS
 
 CONFIGS = [
@@ -318,3 +318,40 @@ def test_a_deep_copy_keeps_what_no_config_has():
         each.apply_gradients([(tf.zeros(2), variables[0]), (tf.ones(2), variables[1])])
         found.append([variable.numpy().tolist() for variable in variables])
     assert found == [[[1.0, 2.0], [0.625, 1.625]]] * 2
+
+
+class OwnRule(DynamicLossScale):
+    """A rule that no config describes."""
+
+
+class Halving(amp.LossScaleManager):
+    def get_loss_scale(self):
+        return 64.0
+
+    def update_loss_scale(self, overflow):
+        del overflow
+
+
+RULES = {
+    "OwnRule": lambda: OwnRule(64.0),
+    "Halving": Halving,
+    "ExponentialUpdateLossScaleManager": lambda: legacy.ExponentialUpdateLossScaleManager(64.0, 100, 2),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_config_that_cannot_contain_the_rule_of_the_loss_scale_says_so(name, monkeypatch):
+    said = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: said.append(message % values))
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=RULES[name]()).get_config()
+    assert [f"such as {name}." in each for each in said] == [True]
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [lambda: amp.DynamicLossScaleManager(64), lambda: amp.FixedLossScaleManager(8), lambda: legacy.DynamicLossScale(8)],
+)
+def test_a_config_that_contains_the_rule_of_the_loss_scale_does_not_warn(manager, monkeypatch):
+    monkeypatch.setattr("absl.logging.warning", lambda *arguments: pytest.fail(str(arguments)))
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=manager()).get_config()
+    LossScaleOptimizer(tf.keras.optimizers.SGD()).get_config()

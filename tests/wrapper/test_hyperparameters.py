@@ -131,6 +131,20 @@ def test_a_learning_rate_that_is_set_reaches_a_traced_function_and_others_warn(f
         assert "Make the tf.function again" in seen[-1]
 
 
+def test_a_learning_rate_of_tensorflow_1_that_is_set_after_a_function_was_traced_warns(monkeypatch):
+    seen = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: seen.append(message % values))
+    weight = tf.Variable([1.0])
+    optimizer = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+    optimizer.learning_rate = 0.25
+    tf.function(lambda: optimizer.minimize(lambda: 1.0 * weight, [weight]))()
+    assert weight.numpy() == 0.75
+    assert not seen
+    optimizer.learning_rate = 0.0
+    assert "LossScaleOptimizer.learning_rate was set after a tf.function" in seen[-1]
+    assert optimizer.inner_optimizer._learning_rate == 0.0
+
+
 @families
 def test_a_schedule_is_followed_and_answers_decayed_lr(family):
     schedule = schedules_of(family).PiecewiseConstantDecay([0, 1], [1.0, 0.5, 0.25])

@@ -176,6 +176,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        self._warn_if_traced("learning_rate")
         setattr(self._optimizer, self._family.learning_rate_name, value)
 
     get_name = of_inner(_Optimizer.get_name)

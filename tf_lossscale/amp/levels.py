@@ -61,8 +61,8 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     ====== ===========================================================================================
 
     O2 and O3 set the dtype of every layer; call `to_float` afterwards to change individual layers. O1 and auto skip
-    layers whose dtype was set by `to_float`. To undo a level, call `to_float(model, "float32")`; setting a different
-    level is not enough.
+    layers whose dtype was set by `to_float`, O2 or O3. To undo a level, call `to_float(model, "float32")`; setting a
+    different level is not enough.
 
     Layers of different dtypes can be combined, because their inputs are cast. At O1 and auto, half-precision layers
     return float32 tensors. At O2, normalization layers return half-precision tensors. At O2 and O3, models return
@@ -85,22 +85,26 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
 
     Raises:
         TypeError: `model` is not a Keras model.
-        ValueError: the level or the dtype is unknown.
+        ValueError: the level or the dtype is unknown, or a layer is quantized.
 
     Source: MindSpore, `mindspore.amp.auto_mixed_precision`.
     """
     require_level(model, amp_level)
     dtype = _dtype(dtype, _HALF)
+    model_dtype = getattr(model, "compute_dtype", None)
     for _, layer, decides in _layers(model):
         in_half = _in_half(decides, amp_level)
+        # Under the global policy `mixed_float16`, Keras has already set this layer and the tensors around it.
+        is_set = model_dtype == layer.compute_dtype == dtype or getattr(layer, _KEEPS_DTYPE, False)
         if amp_level in ("O2", "O3"):
             _set(layer, dtype if in_half else "float32")
+            object.__setattr__(layer, _KEEPS_DTYPE, True)
             if type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda"):
                 # TFOpLambda and SlicingOpLambda wrap operations such as `x + y` in functional tf_keras models.
                 set_casts(layer, inputs=dtype, only_mixed=True)
             else:
                 set_casts(layer, outputs=None if in_half else dtype)
-        elif in_half and not getattr(layer, _SET_BY_HAND, False) and layer.compute_dtype != dtype:
+        elif in_half and not is_set:
             _set(layer, dtype)
             # A recurrent cell gets no casts, because the state that it returns is an input to its next step.
             is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
@@ -121,11 +125,13 @@ def require_level(model: Any, amp_level: Any) -> None:
 
     Raises:
         TypeError: `model` is not a Keras model.
-        ValueError: the level is unknown.
+        ValueError: the level is unknown, or the model has quantized layers, whose dtype cannot be changed.
     """
     if amp_level not in LEVELS:
         raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
-    _layers(model)
+    inner = _layers(model)
+    if amp_level != "O0":
+        _require_unquantized(inner)
 
 
 def to_float(layer: Same, dtype: DType) -> Same:
@@ -144,7 +150,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
 
     Raises:
         TypeError: `layer` is not a Keras layer.
-        ValueError: the dtype is not one of the three.
+        ValueError: the dtype is not one of the three, or a layer is quantized.
 
     Source: MindSpore, `mindspore.nn.Cell.to_float`.
     """
@@ -152,12 +158,13 @@ def to_float(layer: Same, dtype: DType) -> Same:
     # This call raises a TypeError if `layer` is not a Keras layer.
     layers.layers_of(layer)
     as_layer: Any = layer
-    inner = _layers(layer) if getattr(layer, "layers", None) else list(_with_parts(layer, as_layer.name, layer))
+    inner = _layers(layer) if _layers_inside(layer) else list(_with_parts(layer, as_layer.name, layer))
+    _require_unquantized(inner)
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)
-        object.__setattr__(each, _SET_BY_HAND, True)
-    if getattr(layer, "layers", None):
+        object.__setattr__(each, _KEEPS_DTYPE, True)
+    if _layers_inside(layer):
         for each in _models(layer):
             set_casts(each)
     return layer
@@ -212,8 +219,8 @@ def dtype_table(model: object) -> DtypeTable:
     )
 
 
-# `to_float` sets this attribute on a layer. Levels O1 and auto skip layers that have the attribute.
-_SET_BY_HAND = "_tf_lossscale_set_by_hand"
+# `to_float` and the levels O2 and O3 set this attribute on a layer. Levels O1 and auto skip layers that have it.
+_KEEPS_DTYPE = "_tf_lossscale_keeps_dtype"
 
 
 def _in_half(layer: Any, amp_level: str) -> bool:
@@ -240,7 +247,7 @@ def _models(model: Any) -> Iterator[Any]:
     if not any(type(model).call is vars(base).get("call") for base in graphs):
         yield model
     for layer in model.layers:
-        if getattr(layer, "layers", None):
+        if _layers_inside(layer):
             yield from _models(layer)
 
 
@@ -254,16 +261,26 @@ _Entry = tuple[str, Any, Any]
 
 def _layers(model: Any) -> list[_Entry]:
     """Return a (name, layer, deciding layer) tuple for each layer of a model and of its nested models."""
-    if not hasattr(model, "layers"):
+    if not _is_model(model):
         raise TypeError(f"`model` must be a Keras model, but got: {model!r}.")
     return list(_walk(model))
+
+
+def _is_model(value: Any) -> bool:
+    # A layer that is no model may have an attribute `layers`, which need not contain all of its sublayers.
+    return layers.is_layer(value) and isinstance(value, layers.layers_of(value).library.Model)
+
+
+def _layers_inside(layer: Any) -> Any:
+    """Return the layers of a model. Return an empty list for a layer that is not a model."""
+    return layer.layers if _is_model(layer) else []
 
 
 def _walk(model: Any) -> Iterator[_Entry]:
     if any(getattr(model, own, None) for own in _OWN_VARIABLES):
         yield model.name, model, model
     for layer in model.layers:
-        if getattr(layer, "layers", None):
+        if _layers_inside(layer):
             yield from _walk(layer)
         else:
             yield from _with_parts(layer, layer.name, layer)
@@ -275,6 +292,17 @@ def _with_parts(layer: Any, name: str, decides: Any) -> Iterator[_Entry]:
     decides_for_all = any(base.__name__ in _OF_ONE_DTYPE for base in type(decides).__mro__)
     for part in layer._flatten_layers(include_self=False, recursive=False):
         yield from _with_parts(part, f"{name}/{part.name}", decides if decides_for_all else part)
+
+
+def _require_unquantized(inner: list[_Entry]) -> None:
+    for name, layer, _ in inner:
+        mode = getattr(layer, "quantization_mode", None)
+        if mode is not None:
+            raise ValueError(
+                f"The layer {name!r} is quantized ({mode}), so its dtype cannot be changed: without its own dtype "
+                "policy, it would compute with the quantized numbers as if they were weights. Set the dtypes of a "
+                "model that is not quantized, or call to_float for each of the other layers."
+            )
 
 
 def _dtype(dtype: Any, allowed: tuple[str, ...]) -> str:

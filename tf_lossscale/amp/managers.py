@@ -203,6 +203,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         ValueError: `scale_factor` is not above 0.
     """
 
+    #: The scale is never lowered below this value. A subclass or an instance may set a different one.
     minimum_loss_scale = 1.0
 
     def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int):
@@ -215,7 +216,12 @@ class DynamicLossScaleUpdateCell(tf.Module):
         cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
         last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
         self.cur_iter, self.last_overflow_iter = readable(cur_iter), readable(last_overflow_iter)
-        self._rules = rules_of(self.scale_factor, self.scale_window)
+        # This line raises an error if an argument is out of range.
+        self._rules  # noqa: B018
+
+    @property
+    def _rules(self) -> Rules:
+        return rules_of(float(self.scale_factor), int(self.scale_window), float(self.minimum_loss_scale))
 
     def get_loss_scale(self) -> float:
         """Return the scale that the update cell started with."""
@@ -296,7 +302,7 @@ def number_of_at_least_1(name: str, value: Any) -> Any:
     return value
 
 
-def rules_of(scale_factor: float, scale_window: int) -> Rules:
+def rules_of(scale_factor: float, scale_window: int, min_scale: float = 1.0) -> Rules:
     """Return the update rules of MindSpore's dynamic loss scales.
 
     >>> rules_of(2, 2000).backoff_factor
@@ -305,8 +311,12 @@ def rules_of(scale_factor: float, scale_window: int) -> Rules:
     Args:
         scale_factor: the scale is multiplied by this factor when it grows, and divided by it after an overflow.
         scale_window: the number of finite steps in a row after which the scale grows.
+        min_scale: the scale is never lowered below this value.
     """
-    return Rules(growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=1 / scale_factor)
+    backoff_factor = 1 / scale_factor
+    return Rules(
+        growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=backoff_factor, min_scale=min_scale
+    )
 
 
 def _is_finite(value: Any) -> bool:

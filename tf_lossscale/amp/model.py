@@ -13,6 +13,7 @@ from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor
 from tf_lossscale.amp.step_loss import StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
+from tf_lossscale.core import replicas
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 # Keras resolves each of these names to a binary, categorical or sparse metric, depending on the shapes of the data.
@@ -20,6 +21,10 @@ _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 
 # Levels that use a dynamic loss scale unless `loss_scale_manager` is passed.
 _DYNAMIC = ("O2", "auto")
+
+
+# `train` sets this attribute of a network during the training.
+_TRAINED = "_tf_lossscale_trained"
 
 
 class _OfTheLevel:
@@ -35,7 +40,8 @@ _OF_THE_LEVEL = _OfTheLevel()
 class Model:
     """A network, its loss and its optimizer, with methods for training, evaluation and prediction.
 
-    The loss is computed in float32.
+    The loss is computed in float32. Several `Model` objects may share a network. `train` and `eval` compile the network
+    again if another `Model` has compiled it since.
 
     >>> import tensorflow as tf
     >>> network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -74,8 +80,8 @@ class Model:
     Raises:
         TypeError: the network is neither a Keras model nor a training cell, the manager has no `as_loss_scale`, or
             `diagnose` has the wrong type.
-        ValueError: the level is unknown; or an argument would have no effect, such as a manager together with an
-            optimizer that is already wrapped.
+        ValueError: the level is unknown; an argument would have no effect, such as a manager together with an
+            optimizer that is already wrapped; or another `Model` is training the network.
 
     Source: MindSpore, `mindspore.train.Model`.
     """
@@ -95,6 +101,7 @@ class Model:
         self.network = network
         self.amp_level = amp_level
         self._metric_names: dict[str, str] = {}
+        self._compile_arguments: dict[str, Any] | None = None
         self._step_loss: StepLoss | None = None
         if isinstance(network, TrainOneStepCell):
             arguments = (loss_fn, optimizer, metrics, keep_batchnorm_fp32)
@@ -125,15 +132,36 @@ class Model:
                 "`metrics` must not contain the name 'loss', under which eval() returns the loss. Choose a different "
                 "name."
             )
+        if optimizer is not None or loss_fn is not None:
+            self._require_no_training()
+            self._compile_arguments = {"loss": loss_fn, "metrics": self._as_keras_takes(metrics)}
+            self._compile_arguments |= {} if optimizer is None else {"optimizer": optimizer}
         # All arguments have been checked. No code above this line may change the network.
         levels.auto_mixed_precision(network, of_layers)
         self.optimizer = optimizer
-        if optimizer is not None or loss_fn is not None:
-            compiled = {} if optimizer is None else {"optimizer": optimizer}
-            layers.layers_of(network).compile_as_given(
-                network, loss=loss_fn, metrics=self._as_keras_takes(metrics), **compiled
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the network with the arguments of this `Model`, unless it is compiled with them already."""
+        arguments = self._compile_arguments
+        if arguments is None or (self._step_loss is not None and self._step_loss.is_stored()):
+            return
+        self._require_no_training()
+        if self.optimizer is None and getattr(self.network, "optimizer", None) is not None:
+            # The default of Keras's `compile` would replace the optimizer that trains the network.
+            arguments["optimizer"] = self.network.optimizer
+        with self.network.distribute_strategy.scope():
+            layers.layers_of(self.network).compile_as_given(self.network, **arguments)
+        # `compile_as_given` may have wrapped the optimizer.
+        arguments["optimizer"] = self.network.optimizer
+        self._step_loss = StepLoss(self.network)
+
+    def _require_no_training(self) -> None:
+        if getattr(self.network, _TRAINED, False):
+            raise ValueError(
+                "`network` is being trained by another Model, which compiled it with a loss and metrics of its own. "
+                "In a callback, call eval() of the Model that trains the network, and pass the metrics to that Model."
             )
-            self._step_loss = StepLoss(network)
 
     def _as_keras_takes(self, metrics: Any) -> Any:
         """Return the metrics in the form that `compile` accepts, and record the names that `eval` uses for them."""
@@ -174,8 +202,8 @@ class Model:
             Keras's `History`.
 
         Raises:
-            ValueError: there is no optimizer or no loss; an argument is out of range; or `epoch` is above 1, but the
-                data can be read only once.
+            ValueError: there is no optimizer or no loss; an argument is out of range; `epoch` is above 1, but the data
+                can be read only once; or another `Model` is training the network.
         """
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1:
             raise ValueError(f"`epoch` must be an int above 0, but got: {epoch!r}.")
@@ -185,16 +213,17 @@ class Model:
         if epoch > 1 and isinstance(train_dataset, Iterator):
             raise ValueError(
                 f"`train_dataset` is a {type(train_dataset).__name__}, which can be read only once, but `epoch` is "
-                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...), or a list of "
-                "batches."
+                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...). A training "
+                "cell takes a list of batches, too."
             )
+        self._compile()
         keras = self._keras()
         listed = self._callbacks(callbacks, keras)
         if isinstance(self.network, TrainOneStepCell):
             return cell_training.fit(self.network, epoch, train_dataset, listed, keras, verbose)
         # Without shuffle=False, Keras 3 warns that it cannot shuffle a Dataset.
         kwargs = {"shuffle": False} if isinstance(train_dataset, tf.data.Dataset) else {}
-        with casting.naming_the_layer(self.amp_level):
+        with casting.naming_the_layer(self.amp_level), replicas.overriding(self.network, **{_TRAINED: True}):
             return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed, **kwargs)
 
     def eval(
@@ -212,7 +241,8 @@ class Model:
             A dict that maps "loss" and the names of the metrics to their values.
 
         Raises:
-            ValueError: the network is a training cell, or `dataset_sink_mode` is True.
+            ValueError: the network is a training cell; `dataset_sink_mode` is True; or another `Model` is training the
+                network.
         """
         _require_no_sink(dataset_sink_mode)
         if isinstance(self.network, TrainOneStepCell):
@@ -220,6 +250,7 @@ class Model:
                 "eval() needs a network and its loss, but `network` is a training cell. Call "
                 "Model(model, loss_fn, metrics=...).eval(dataset)."
             )
+        self._compile()
         listed = self._callbacks(callbacks, self._keras())
         with casting.naming_the_layer(self.amp_level):
             scores = self.network.evaluate(valid_dataset, verbose=verbose, return_dict=True, callbacks=listed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tf_lossscale.core.state import LossScale
 
@@ -28,6 +29,10 @@ class LossScaleManager(abc.ABC):
     >>> _ = optimizer.minimize(lambda: weight * float("inf"), [weight])
     >>> weight.numpy().item(), optimizer.loss_scale.numpy().item()
     (1.0, 16.0)
+
+    Checkpoints contain the scale, but no other state of the manager. After a checkpoint was restored, the next step
+    sets the manager's attribute `loss_scale`, if it has one, and logs a warning if `get_loss_scale` still returns a
+    different scale.
 
     Source: MindSpore, `mindspore.amp.LossScaleManager`.
     """
@@ -70,6 +75,8 @@ class _ManagedScale(LossScale):
         super().__init__()
         self._manager = manager
         self.initial_scale = float(manager.get_loss_scale())
+        # The scale that the manager returned last. If the variable has a different value, a checkpoint was restored.
+        self._moved_to = np.float32(self.initial_scale)
         self.may_skip = bool(manager.get_drop_overflow_update())
         self._cell = manager.get_update_cell() if _cell_is_newest(type(manager)) else None
         self.prepare()
@@ -87,14 +94,32 @@ class _ManagedScale(LossScale):
     def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
         overflow = tf.logical_not(applied)
         if self._cell is None:
-            moved: Any = self._scale().assign(tf.numpy_function(self._move, [overflow], tf.float32))
+            moved: Any = self._scale().assign(tf.numpy_function(self._move, [self(), overflow], tf.float32))
         else:
             moved = self._cell(self._scale(), overflow)
         return [moved]
 
-    def _move(self, overflow: Any) -> Any:
+    def _move(self, scale: Any, overflow: Any) -> Any:
+        if scale != self._moved_to:
+            self._give_to_manager(float(scale))
         self._manager.update_loss_scale(bool(overflow))
-        return np.float32(self._manager.get_loss_scale())
+        self._moved_to = np.float32(self._manager.get_loss_scale())
+        return self._moved_to
+
+    def _give_to_manager(self, scale: float) -> None:
+        """Give the manager a scale that does not come from it, for example from a checkpoint."""
+        manager = self._manager
+        if hasattr(manager, "loss_scale"):
+            manager.loss_scale = scale
+        if np.float32(manager.get_loss_scale()) != scale:
+            logging.warning(
+                "The loss scale was restored or set to %s, but the %s still returns %s, and its rule continues from "
+                "there. Restore the state of the manager too, or store the scale in its attribute `loss_scale`, which "
+                "is set for you.",
+                scale,
+                type(manager).__name__,
+                manager.get_loss_scale(),
+            )
 
 
 def _cell_is_newest(cls: type) -> bool:

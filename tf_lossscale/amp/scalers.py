@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_lossscale.amp import managers
 from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.graphs import operations, runs_in_order
-from tf_lossscale.core.rules import Counts
+from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.variables import readable
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def all_finite(inputs: Gradients | TensorLike) -> tf.Tensor:
         raise TypeError(f"`inputs` must be a list or tuple of tensors, but got: {inputs!r}.")
     structure = inputs if isinstance(inputs, Mapping) else list(inputs)
     tensors = [_as_tensor(t) for t in tf.nest.flatten(structure) if t is not None]
-    return finite.all_finite([t for t in tensors if t.dtype.is_floating])
+    parts = [part for t in tensors for part in ((tf.math.real(t), tf.math.imag(t)) if t.dtype.is_complex else (t,))]
+    return finite.all_finite([part for part in parts if part.dtype.is_floating])
 
 
 class StaticLossScaler(tf.Module):
@@ -133,7 +134,10 @@ class DynamicLossScaler(StaticLossScaler):
         self.scale_factor = managers.whole_above_zero("scale_factor", scale_factor)
         self.scale_window = managers.whole_above_zero("scale_window", scale_window)
         self.counter = readable(tf.Variable(0, trainable=False, dtype=tf.int64, name="counter"))
-        self._rules = managers.rules_of(self.scale_factor, self.scale_window)
+
+    @property
+    def _rules(self) -> Rules:
+        return managers.rules_of(self.scale_factor, self.scale_window)
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
         """Update the scale after a step.

@@ -40,6 +40,7 @@ class StepLoss:
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.SUM,
             )
+        self._model = model
         self._is_used = False
 
         @functools.wraps(compute_loss)
@@ -50,7 +51,11 @@ class StepLoss:
             return loss
 
         kept._tf_lossscale_original = compute_loss  # type: ignore[attr-defined]
-        model.compute_loss = kept
+        self._kept = model.compute_loss = kept
+
+    def is_stored(self) -> bool:
+        """Return whether the model still stores the loss here. A newer `StepLoss` of the model replaces this one."""
+        return self._model.compute_loss is self._kept
 
     def read(self, logs: Mapping[str, Any]) -> float:
         """Return the loss of the most recent step. If `train_step` does not call `compute_loss`, return `logs["loss"]`.

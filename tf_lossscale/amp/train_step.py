@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.amp.managers import FixedLossScaleManager
-from tf_lossscale.core import finite, replicas
+from tf_lossscale.core import finite, graphs, replicas
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.shared import SharedLossScale
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class TrainOneStepCell:
     """One training step with a fixed scale: the loss is multiplied by `sens`, and the gradients are divided by it.
 
-    The step runs as a tf.function, except in `strategy.run` and inside another tf.function.
+    The step runs as a tf.function, except in `strategy.run` and inside another tf.function. The cell therefore trains
+    the weights that are trainable when it is called first. After you freeze or unfreeze a layer, create a new cell with
+    the same optimizer.
 
     To write your own step, derive from this class and override `construct`:
 
@@ -176,18 +178,26 @@ class TrainOneStepCell:
 
         Raises:
             ValueError: the cell was created in the scope of a strategy with several replicas, but is called outside
-                `strategy.run`.
+                `strategy.run`; or `strategy.run` calls it in a TF1 graph, outside a tf.function.
         """
         if tf.distribute.has_strategy():
             if tf.distribute.in_cross_replica_context():
                 raise replicas.not_in_replica_context(type(self).__name__)
+            if not graphs.runs_in_order():
+                # A session would run only the operations that the returned loss depends on, and never the update.
+                raise ValueError(
+                    f"strategy.run() called a {type(self).__name__} in a TF1 graph, where the step would never update "
+                    "the weights. Call strategy.run() inside a tf.function."
+                )
         elif self.strategy is not None and self.strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"This {type(self).__name__} was created in the scope of a {type(self.strategy).__name__} with "
                 f"{self.strategy.num_replicas_in_sync} replicas, and must be called by all of them. Call "
                 "strategy.run(cell, args=(data, label))."
             )
-        if tf.executing_eagerly() and not tf.distribute.has_strategy():
+        # In a TF1 graph, every fetched result of a tf.function runs the whole step, including the update.
+        runs_alone = tf.executing_eagerly() or not graphs.runs_in_order()
+        if runs_alone and not tf.distribute.has_strategy():
             return self._function(getattr(self.network, "training", None), *inputs)
         return self.construct(*inputs)
 

@@ -30,8 +30,8 @@ class WithLossCell:
         loss_fn: the loss function. If its first two parameters are called `y_true` and `y_pred`, as in all Keras
             losses, it is called with (label, output). Otherwise, it is called with (output, label).
         label_first: True if `loss_fn` takes (label, output), False if it takes (output, label). Required if the first
-            parameter of `loss_fn` has a name like `label` or `target`, or if `loss_fn` has fewer than two positional
-            parameters.
+            parameter of `loss_fn` has a name like `label` or `target`, if only the second one has a name like `output`
+            or `pred`, or if `loss_fn` has fewer than two positional parameters.
 
     Raises:
         TypeError: `loss_fn` is not a function.
@@ -89,6 +89,7 @@ WithLoss = WithLossCell
 """Short name of `WithLossCell`."""
 
 _NAMES_OF_LABELS = ("label", "target", "true", "truth")
+_NAMES_OF_OUTPUTS = ("output", "pred", "logit", "prob", "hat")
 
 
 def _takes_label_first(loss_fn: Any) -> bool:
@@ -100,12 +101,20 @@ def _takes_label_first(loss_fn: Any) -> bool:
     names = _positional_parameters(loss_fn)
     if names[:2] == ["y_true", "y_pred"]:
         return True
-    if len(names) < 2 or any(name in names[0].lower() for name in _NAMES_OF_LABELS):
+    if len(names) < 2 or _is_label(names[0]) or (_is_output(names[1]) and not _is_output(names[0])):
         raise ValueError(
             f"The parameters of `loss_fn`, {names}, do not show whether it takes (label, output) or (output, label). "
             "Pass label_first=True for (label, output), or label_first=False for (output, label)."
         )
     return False
+
+
+def _is_label(parameter: str) -> bool:
+    return any(part in parameter.lower() for part in _NAMES_OF_LABELS)
+
+
+def _is_output(parameter: str) -> bool:
+    return any(part in parameter.lower() for part in _NAMES_OF_OUTPUTS) and not _is_label(parameter)
 
 
 def _positional_parameters(function: Any) -> list[str]:

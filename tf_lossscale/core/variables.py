@@ -42,7 +42,7 @@ class Variables(tf.Module):
         self,
         name: str,
         initial_value: Any,
-        dtype: tf.DType,
+        dtype: tf.DType | None,
         tracked: bool = True,
         aggregation: tf.VariableAggregation | None = None,
     ) -> tf.Variable:
@@ -51,7 +51,7 @@ class Variables(tf.Module):
         Args:
             name: the variable's name, which is also its name in checkpoints.
             initial_value: a Python number, or a list of Python numbers.
-            dtype: the variable's dtype.
+            dtype: the variable's dtype. None means the dtype of `initial_value`.
             tracked: whether checkpoints include the variable.
             aggregation: if given, each replica writes its own value, and a read outside of the replicas combines the
                 values with this aggregation. By default the variable has the same value on all replicas.
@@ -286,7 +286,7 @@ def _legacy_graph() -> Any:
 
 
 def _variable(
-    name: str, value: Any, dtype: tf.DType, saved: bool, aggregation: tf.VariableAggregation | None
+    name: str, value: Any, dtype: tf.DType | None, saved: bool, aggregation: tf.VariableAggregation | None
 ) -> tf.Variable:
     # A variable without aggregation has the same value on all replicas. An assignment in the cross-replica context
     # writes all copies, and an assignment in a replica context writes only this replica's copy.

@@ -47,6 +47,8 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
         model: a Keras 3 model.
         **arguments: the arguments for the model's `compile` method.
     """
+    # Without this assignment, a call of `compile` without metrics keeps the metrics of the call before it.
+    model._compile_metrics = None
     model.compile(auto_scale_loss=False, **arguments)
 
 

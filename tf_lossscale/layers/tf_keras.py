@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 tf_keras = library = keras_versions.keras_2()
@@ -75,7 +76,7 @@ def compile_as_given(model: Any, **arguments: Any) -> None:
     """
     optimizer: Any = arguments.get("optimizer")
     would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
-    if would_wrap and not isinstance(optimizer, LossScaleOptimizer):
+    if would_wrap and not families.scales_losses(optimizer):
         arguments["optimizer"] = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
     model.compile(**arguments)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.adapters import tf1
 from tf_lossscale.core import state
-from tf_lossscale.core.graphs import do_not_convert, finished
+from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.wrapper import families
@@ -170,7 +170,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         Returns:
             In a graph, a tensor whose evaluation updates the scale. In eager mode, None.
         """
-        recorded = self.record(tf.cast(finite_grads, tf.bool))
+        finite = tf.cast(finite_grads, tf.bool)
+        # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
+        with tf.control_dependencies(operations(finite)):
+            recorded = self.record(finite)
         return None if tf.executing_eagerly() else finished(recorded)
 
     def as_loss_scale(self) -> state.LossScale:

@@ -73,7 +73,7 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
-        return self._weight(name, initial_value, tf.as_dtype(dtype or tf.float32))
+        return self._weight(name, initial_value, None if dtype is None else tf.as_dtype(dtype))
 
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale = float("nan")

@@ -36,11 +36,11 @@ class Patches:
         """Call `put(self, module)` as soon as the module with this name is imported."""
         self._undo.callback(import_hooks.when_imported(name, lambda module: put(self, module)))
 
-    def put(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
-        """Set attributes of a module. A value that is a `Namespace` can then be imported as a submodule.
+    def put(self, module: Any, names: Mapping[str, Any]) -> None:
+        """Set attributes of a module or class. A module's `Namespace` values can then be imported as submodules.
 
         Args:
-            module: a module of another library.
+            module: a module or class of another library.
             names: a dict from name to value.
         """
         for name, value in names.items():
@@ -99,7 +99,7 @@ class Namespace(types.ModuleType):
         self.__dict__.update(names, __path__=[])
 
 
-def _restore(module: types.ModuleType, name: str, ours: Any, before: Any) -> None:
+def _restore(module: Any, name: str, ours: Any, before: Any) -> None:
     if vars(module).get(name) is not ours:
         # Other code has changed the attribute in the meantime.
         return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +19,8 @@ from tf_lossscale.legacy import loss_scale as loss_scale_lib
 class Policies:
     """The policy functions of `tf.keras.mixed_precision.experimental`, for one Keras library.
 
-    `set_policy` gives the Keras library a policy of the library's own class, so that models are saved as usual. This
-    object stores the global policy's loss scale. To get the object for a Keras library, call `policies_of`.
+    `set_policy` gives the Keras library a policy of the library's own class, so that models are saved as usual. The old
+    policy, which has the loss scale, is an attribute of it. To get the object for a Keras library, call `policies_of`.
 
     >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
     2.0
@@ -28,7 +31,7 @@ class Policies:
 
     def __init__(self, library: Any):
         self._library = library
-        self._last_set: tuple[Any, Any] = (None, None)
+        self._compiled: contextvars.ContextVar[Any] = contextvars.ContextVar("compiled", default=None)
         self.Policy = _policy_class(library)
         self.StablePolicy = _stable_policy_class(library, self.Policy)
 
@@ -50,7 +53,7 @@ class Policies:
         if isinstance(policy, self.Policy):
             plain = self._library.Policy(policy.name)
             self.set_global_policy(plain)
-            self._last_set = plain, policy
+            setattr(plain, _OLD, policy)
         else:
             self.set_global_policy(policy)
 
@@ -85,33 +88,57 @@ class Policies:
             raise ValueError(f"get_layer_policy() can only be called on a layer, but got: {layer!r}.")
         return self._with_loss_scale(policy)
 
+    @contextlib.contextmanager
+    def compiling(self, model: Any) -> Iterator[None]:
+        """While the block runs, the methods below use the model's own policy, if this policy has a loss scale or None.
+
+        Args:
+            model: the model that is being compiled.
+        """
+        token = self._compiled.set(model)
+        try:
+            yield
+        finally:
+            self._compiled.reset(token)
+
     def loss_scale_of_models(self) -> Any:
         """Return the loss scale of the wrapper that `compile` creates. None means that `compile` creates no wrapper.
 
         The loss scale is a LossScale or "dynamic". It is "dynamic" if the policy was created without a `loss_scale`.
         """
-        policy = self.global_policy()
+        policy = self._with_loss_scale(self._policy_of_model())
         if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:
             return "dynamic"
         return policy.loss_scale
 
     def has_scale_without_float16(self) -> bool:
-        """Return whether the global policy has a loss scale but is not "mixed_float16".
+        """Return whether the policy has a loss scale but is not "mixed_float16".
 
         Under such a policy Keras's own `compile` wraps no optimizer.
         """
-        policy = self.global_policy()
+        policy = self._with_loss_scale(self._policy_of_model())
         return policy.name != "mixed_float16" and getattr(policy, "loss_scale", None) is not None
 
     def is_set_by_an_old_name(self) -> bool:
-        """Return whether the global policy was set with the old `set_policy`, or is an instance of the old `Policy`."""
-        policy = self._library.global_policy()
-        return policy is self._last_set[0] or isinstance(policy, self.Policy)
+        """Return whether the policy was set with the old `set_policy`, or is an instance of the old `Policy`."""
+        return self._is_old(self._policy_of_model())
+
+    def _policy_of_model(self) -> Any:
+        """Return the policy of the model that is being compiled if it is an old one, and else the global policy."""
+        own = getattr(self._compiled.get(), "dtype_policy", None)
+        return own if self._is_old(own) else self._library.global_policy()
+
+    def _is_old(self, policy: Any) -> bool:
+        return hasattr(policy, _OLD) or isinstance(policy, self.Policy)
 
     def _with_loss_scale(self, policy: Any) -> Any:
-        if policy is self._last_set[0]:
-            return self._last_set[1]
+        if hasattr(policy, _OLD):
+            return getattr(policy, _OLD)
         return self.Policy(policy.name) if type(policy) is self._library.Policy else policy
+
+
+# `set_policy` stores the old policy under this name in the plain policy that it sets, which layers keep.
+_OLD = "_tf_lossscale_old_policy"
 
 
 @functools.cache

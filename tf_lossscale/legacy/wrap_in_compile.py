@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.legacy import experimental
@@ -14,9 +15,9 @@ from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
-# The wrapper of each inner optimizer. A model that is compiled again with the same inner optimizer gets the same
-# wrapper.
-_made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+# The wrapper of each inner optimizer, and the loss scale of the policy when the wrapper was made. A model that is
+# compiled again with the same inner optimizer gets the same wrapper, unless the policy's loss scale has changed.
+_made: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], Any]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -33,8 +34,8 @@ def stand_in_for(library: str) -> Any:
         library: "keras" or "tf_keras".
 
     Returns:
-        A class whose constructor returns this package's wrapper, or the optimizer itself if the global policy has no
-        loss scale. Every loss scale optimizer passes an `isinstance` check against this class.
+        A class whose constructor returns this package's wrapper, or the optimizer itself if the policy has no loss
+        scale. Every loss scale optimizer passes an `isinstance` check against this class.
     """
 
     class LossScaleOptimizer(metaclass=WrapperName):
@@ -53,14 +54,17 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
     if loss_scale is None:
         return inner_optimizer
     if inner_optimizer in _made:
-        before = _made[inner_optimizer]()
+        made, made_with = _made[inner_optimizer]
+        before = made()
         if before is not None:
-            return before
+            if made_with is loss_scale:
+                return before
+            families.release(inner_optimizer)
     if policies.is_set_by_an_old_name():
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:
         wrapper = optimizer_lib.LossScaleOptimizer(inner_optimizer)
-    _made[inner_optimizer] = weakref.ref(wrapper)
+    _made[inner_optimizer] = weakref.ref(wrapper), loss_scale
     return wrapper
 
 
@@ -68,8 +72,8 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     """Return a copy of a Keras library's `optimizers` module with a new `get` function, which `compile` calls.
 
     Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8, any policy
-    could have a loss scale. The new `get` wraps the optimizer if the global policy is not "mixed_float16" but has a
-    loss scale.
+    could have a loss scale. The new `get` wraps the optimizer if the policy is not "mixed_float16" but has a loss
+    scale.
 
     Args:
         library: "keras" or "tf_keras".
@@ -87,9 +91,21 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     return types.SimpleNamespace(**{**vars(optimizers), "get": get})
 
 
+def _compile_for(library: str, compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `compile` method that wraps the optimizer with the loss scale of the model's own policy."""
+
+    @functools.wraps(compile)
+    def compile_with_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with policies_of(library).compiling(self):
+            return compile(self, *args, **kwargs)
+
+    return compile_with_policy
+
+
 def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
     optimizers = optimizers_for("keras", trainer.optimizers)
     patches.put(trainer, {"LossScaleOptimizer": stand_in_for("keras"), "optimizers": optimizers})
+    patches.put(trainer.Trainer, {"compile": _compile_for("keras", trainer.Trainer.compile)})
 
 
 def _trainer_of_tf_keras(name: str) -> Put:
@@ -103,6 +119,8 @@ def _trainer_of_tf_keras(name: str) -> Put:
         patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
         if hasattr(trainer, "optimizers"):
             patches.put(trainer, {"optimizers": optimizers_for("tf_keras", trainer.optimizers)})
+        if hasattr(trainer, "Model"):
+            patches.put(trainer.Model, {"compile": _compile_for("tf_keras", trainer.Model.compile)})
 
     return put
 

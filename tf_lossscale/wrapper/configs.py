@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.rules import KEYWORDS
@@ -69,6 +70,15 @@ class Configurable(Parts):
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
             of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
             return {"inner_optimizer": self._inner_config(), "loss_scale": of_scale}
+        if _has_rule_outside_of_config(scale):
+            logging.warning(
+                "A config cannot contain the rule of a user-defined loss scale such as %s. An optimizer that is "
+                "created from this config, for example in a loaded model, has a %s loss scale without this rule. Load "
+                "the model with compile=False, compile it with a new optimizer and loss scale, and restore a "
+                "tf.train.Checkpoint.",
+                type(getattr(scale, "_manager", scale)).__name__,
+                "dynamic" if self.dynamic else "fixed",
+            )
         config: dict[str, Any] = {
             "inner_optimizer": self._inner_config(),
             "dynamic": self.dynamic,
@@ -153,6 +163,13 @@ class Configurable(Parts):
         new._save_scale_with_inner()
         families.mark(inner, new)
         return new
+
+
+def _has_rule_outside_of_config(scale: Any) -> bool:
+    is_of_user = not type(scale).__module__.startswith("tf_lossscale.")
+    if isinstance(scale, DynamicLossScale):
+        return is_of_user or not scale.rules.finite_step_resets
+    return is_of_user or not isinstance(scale, FixedLossScale)
 
 
 def _a_model_is_being_saved() -> bool:

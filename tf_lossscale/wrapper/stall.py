@@ -111,20 +111,21 @@ class Stall:
     def _react_in_graph(self, optimizer: Any, in_a_row: tf.Tensor) -> Any:
         scale = optimizer._loss_scale
         with tf.control_dependencies(operations(scale.stall_reported(self.action).assign(True))):
-            if callable(self.action):
-                return tf.numpy_function(lambda: self._call(optimizer), [], [])
+            if callable(action := self.action):
+
+                def call() -> None:
+                    action(optimizer)
+
+                return tf.numpy_function(call, [], [])
             message = MESSAGE.format("{}", "{}", f"{scale.lowest:g}")
             message = tf.strings.format(message, (in_a_row, scale()))
             if self.action == "raise":
                 return tf.debugging.Assert(False, [message])
             return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
-    def _call(self, optimizer: Any) -> None:
-        self.action(optimizer)
-
     def _react(self, optimizer: Any, in_a_row: int) -> None:
         if callable(self.action):
-            self._call(optimizer)
+            self.action(optimizer)
             return
         scale = optimizer._loss_scale
         message = MESSAGE.format(in_a_row, f"{as_number(scale()):g}", f"{scale.lowest:g}")
