@@ -46,6 +46,18 @@ class Rate:
             value = self._variable
         self.source = value
 
+    def load(self, value: Any) -> None:
+        """Load a learning rate from a state dict, which contains only the number that a source returned.
+
+        A schedule or function stays. A variable that the user passed is assigned the number.
+        """
+        value = _number_or_source(value)
+        if not isinstance(value, float):
+            self.write(value)
+        elif not callable(self.source):
+            variable = self._optimizer._tensor_variable(self.source)
+            variable.assign(tf.constant(value, variable.dtype, variable.shape))
+
     def now(self) -> tf.Tensor:
         """Return the learning rate for the next step, as a scalar."""
         source = self.source
