@@ -1,6 +1,7 @@
 """PyTorch's `step` and `zero_grad`, as recorded."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.optimizers.recorded import PROBES, ones, set_gradient
@@ -57,6 +58,18 @@ def test_a_learning_rate_that_is_set_in_the_group_before_every_step_goes_as_reco
         optimizer.step()
         np.testing.assert_allclose(variable, expected, rtol=2e-6)
         assert {"initial_lr": group["initial_lr"]} == extra
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [[2], [2, 2]])
+def test_a_second_moment_stays_when_the_weight_of_the_new_gradient_underflows(make, shape, dtype):
+    variable = tf.Variable(tf.ones(shape, dtype))
+    optimizer = make([variable], beta2_decay=-2000.0)
+    for gradient in (1.0, 3.0):
+        variable.grad = tf.fill(shape, tf.constant(gradient, dtype))
+        optimizer.step()
+    for name, value in optimizer.state_dict()["state"][0].items():
+        np.testing.assert_array_equal(value, 2.0 if name == "step" else np.ones(value.shape))
 
 
 def test_a_sparse_gradient_is_densified_once_its_repeated_rows_summed(make):
