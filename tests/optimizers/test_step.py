@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.optimizers.recorded import PROBES, ones, set_gradient
+from tests.optimizers.recorded import LIBRARIES, PROBES, ones, set_gradient
 
 
 def test_step_returns_what_the_closure_does_and_without_one_nothing(make):
@@ -70,6 +70,18 @@ def test_a_second_moment_stays_when_the_weight_of_the_new_gradient_underflows(ma
         optimizer.step()
     for name, value in optimizer.state_dict()["state"][0].items():
         np.testing.assert_array_equal(value, 2.0 if name == "step" else np.ones(value.shape))
+
+
+def test_a_function_that_returns_a_python_number_is_as_exact_as_the_number():
+    values = []
+    for rate in (0.1, lambda: 0.1):
+        variable = tf.Variable([1.0, 2.0], dtype=tf.float64)
+        optimizer = LIBRARIES["keras3"]([variable], lr=rate)
+        set_gradient(variable)
+        optimizer.step()
+        assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+        values.append(variable.numpy())
+    np.testing.assert_array_equal(*values)
 
 
 def test_a_sparse_gradient_is_densified_once_its_repeated_rows_summed(make):

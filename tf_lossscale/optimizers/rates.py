@@ -65,7 +65,9 @@ class Rate:
             source = source(self._optimizer._iterations)
         elif callable(source):
             source = source()
-        return tf.reshape(tf.convert_to_tensor(source), [])
+        # By default, TensorFlow would round a Python number to float32.
+        dtype = tf.float64 if isinstance(source, numbers.Real) else None
+        return tf.reshape(tf.convert_to_tensor(source, dtype), [])
 
     def number(self) -> Any:
         """Return the learning rate as a number. For a variable that the user passed, return its value as an array."""
