@@ -202,6 +202,23 @@ def test_a_loop_of_ones_own_writes_the_same_scalars(compiled, tmp_path):
     assert [run["loss"][0], run["loss"][2]] == [(0, 1.0), (2, 2.0)]
 
 
+@pytest.mark.parametrize("writers", [1, 2])
+def test_plot_leaves_out_what_a_resumed_run_had_logged_after_the_step_that_it_resumed_from(writers, tmp_path):
+    def log(readings):
+        for step, scale, skipped in readings:
+            tf.summary.scalar("loss_scale", scale, step)
+            tf.summary.scalar("skipped_steps", skipped, step)
+
+    killed = [(10, 8.0, 0.0), (20, 4.0, 1.0), (25, 4.0, 1.0), (30, 2.0, 2.0)]
+    resumed = [(20, 8.0, 0.0), (30, 16.0, 0.0), (40, 8.0, 1.0)]
+    for readings in (killed, resumed) if writers == 2 else (killed + resumed,):
+        with tf.summary.create_file_writer(str(tmp_path)).as_default():
+            log(readings)
+    (run,) = read(tmp_path).values()
+    assert run["loss_scale"] == [(10, 8.0), (20, 8.0), (30, 16.0), (40, 8.0)]
+    assert run["skipped_steps"] == [(10, 0.0), (20, 0.0), (30, 0.0), (40, 1.0)]
+
+
 def scalars(folder, scales=(64.0, 32.0, 32.0)):
     with tf.summary.create_file_writer(str(folder)).as_default():
         for i, scale in enumerate(scales):

@@ -1,6 +1,7 @@
 """Hooks: their order, arguments and return values are the recorded ones."""
 
 import inspect
+import itertools
 import pathlib
 
 import numpy as np
@@ -182,6 +183,53 @@ def test_a_step_calls_its_hooks_once(make):
     assert calls == ["post"] * 2
     assert str(inspect.signature(optimizer.step)).startswith("(closure: ")
     assert inspect.signature(optimizer.step).parameters["closure"].default is None
+
+
+def test_a_traced_step_calls_its_hooks_in_every_call(make):
+    weight, calls = ones(), []
+    optimizer = make([weight], lr=0.1)
+    optimizer.register_step_pre_hook(lambda *called: calls.append((called, weight.numpy()[0, 0])))
+    optimizer.register_step_post_hook(lambda *called: calls.append((called, weight.numpy()[0, 0])))
+
+    @tf.function
+    def step():
+        optimizer.step(lambda: tf.reduce_sum(weight))
+
+    values = [1.0]
+    for _ in range(3):
+        step()
+        values.append(weight.numpy()[0, 0])
+    arguments = (optimizer, (optimizer,), {})
+    assert calls == [(arguments, value) for pair in itertools.pairwise(values) for value in pair]
+    assert len(set(values)) == 4
+
+
+def test_a_traced_step_says_which_hooks_it_cannot_call(make, caplog):
+    weight = ones()
+    optimizer = make([weight])
+    optimizer.build([weight])
+
+    def step():
+        weight.grad = tf.ones([2, 3])
+        optimizer.step()
+
+    tf.function(step)()
+    with optimizer.register_step_post_hook(print):
+        assert "does not call it" in caplog.text
+        with pytest.raises(RuntimeError, match="XLA"):
+            tf.function(step, jit_compile=True)()
+    before = weight.numpy()
+    with (
+        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: (args, kwargs)),
+        pytest.raises(tf.errors.UnknownError, match=r"only outside tf\.function"),
+    ):
+        tf.function(step)()
+    with (
+        optimizer.register_step_pre_hook(lambda *_: setattr(weight, "grad", 2.0 * weight.grad)),
+        pytest.raises(tf.errors.OpError, match="out of scope"),
+    ):
+        tf.function(step)()
+    np.testing.assert_array_equal(weight, before)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.optimizers.recorded import PROBES, array, ones, plain, set_gradient
+from tests.optimizers.recorded import LIBRARIES, PROBES, array, ones, plain, set_gradient
 
 
 def continuation():
@@ -138,6 +138,55 @@ def test_unusual_state_dicts_are_loaded_as_recorded(make, case):
     for name, value in recorded["state"].items():
         np.testing.assert_allclose(state[name], value, rtol=2e-6)
     assert list(optimizer.param_groups[0]) == recorded["group_keys"]
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("kind", ["schedule", "function"])
+def test_a_schedule_or_function_stays_the_learning_rate_after_a_load(make, kind, group):
+    if (make, kind) == (LIBRARIES["tf_keras"], "function"):
+        pytest.skip("tf_keras accepts no function as a learning rate")
+
+    def new():
+        rate = make._schedules.ExponentialDecay(0.1, 1, 0.5) if kind == "schedule" else lambda: 0.25
+        groups = [{"params": [ones()]}, {"params": [ones()]}]
+        groups[group]["lr"] = rate
+        optimizer = make(groups)
+        return optimizer, rate
+
+    def step(optimizer):
+        for each in optimizer.param_groups:
+            set_gradient(each["params"][0])
+        optimizer.step()
+        return [each["params"][0].numpy() for each in optimizer.param_groups]
+
+    (optimizer, _), (other, rate) = new(), new()
+    step(optimizer)
+    for mine, theirs in zip(other.param_groups, optimizer.param_groups):
+        mine["params"][0].assign(theirs["params"][0])
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[group]["lr"] is rate
+    for _ in range(3):
+        np.testing.assert_array_equal(step(other), step(optimizer))
+
+
+def test_a_variable_stays_the_learning_rate_after_a_load_and_is_assigned_the_saved_number(make):
+    rate, variable = tf.Variable([0.5]), ones()
+    optimizer = make([variable], lr=rate)
+    optimizer.load_state_dict(saved(make))
+    np.testing.assert_array_equal(rate, np.float32([0.01]))
+    rate.assign([0.0])
+    set_gradient(variable)
+    optimizer.step()
+    np.testing.assert_array_equal(variable, tf.ones([2, 3]))
+
+
+def test_a_schedule_in_a_loaded_state_dict_becomes_the_learning_rate(make):
+    schedule = make._schedules.ExponentialDecay(0.1, 1, 0.5)
+    state_dict = saved(make)
+    state_dict["param_groups"][0]["lr"] = schedule
+    optimizer = make([ones()])
+    optimizer.load_state_dict(state_dict)
+    assert optimizer.param_groups[0]["lr"] is schedule
 
 
 REFUSED = {

@@ -1,9 +1,10 @@
 """PyTorch's `step` and `zero_grad`, as recorded."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tests.optimizers.recorded import PROBES, ones, set_gradient
+from tests.optimizers.recorded import LIBRARIES, PROBES, ones, set_gradient
 
 
 def test_step_returns_what_the_closure_does_and_without_one_nothing(make):
@@ -57,6 +58,30 @@ def test_a_learning_rate_that_is_set_in_the_group_before_every_step_goes_as_reco
         optimizer.step()
         np.testing.assert_allclose(variable, expected, rtol=2e-6)
         assert {"initial_lr": group["initial_lr"]} == extra
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [[2], [2, 2]])
+def test_a_second_moment_stays_when_the_weight_of_the_new_gradient_underflows(make, shape, dtype):
+    variable = tf.Variable(tf.ones(shape, dtype))
+    optimizer = make([variable], beta2_decay=-2000.0)
+    for gradient in (1.0, 3.0):
+        variable.grad = tf.fill(shape, tf.constant(gradient, dtype))
+        optimizer.step()
+    for name, value in optimizer.state_dict()["state"][0].items():
+        np.testing.assert_array_equal(value, 2.0 if name == "step" else np.ones(value.shape))
+
+
+def test_a_function_that_returns_a_python_number_is_as_exact_as_the_number():
+    values = []
+    for rate in (0.1, lambda: 0.1):
+        variable = tf.Variable([1.0, 2.0], dtype=tf.float64)
+        optimizer = LIBRARIES["keras3"]([variable], lr=rate)
+        set_gradient(variable)
+        optimizer.step()
+        assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+        values.append(variable.numpy())
+    np.testing.assert_array_equal(*values)
 
 
 def test_a_sparse_gradient_is_densified_once_its_repeated_rows_summed(make):

@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -136,14 +137,23 @@ def read(logdir: pathlib.Path) -> dict[str, dict[str, Series]]:
 
     Returns:
         A dict with an entry for each run that logged a loss scale. The key is the run's name. The value is a dict that
-        maps `loss_scale`, `loss` and `skipped_steps` to lists of (step, value) pairs.
+        maps `loss_scale`, `loss` and `skipped_steps` to lists of (step, value) pairs, ordered by step. If a run was
+        resumed from an earlier step, the values that it had logged after this step are left out.
     """
     runs: dict[str, dict[str, Series]] = {}
-    for path in sorted(logdir.rglob("*.tfevents.*")):
+    for path in sorted(logdir.rglob("*.tfevents.*"), key=_by_folder_and_age):
         for kind, step, value in _scalars(path):
-            runs.setdefault(_name_of(path.parent, logdir), {kind: [] for kind in _LABELS})[kind].append((step, value))
-    runs = {name: {kind: sorted(series) for kind, series in run.items()} for name, run in runs.items()}
+            series = runs.setdefault(_name_of(path.parent, logdir), {kind: [] for kind in _LABELS})[kind]
+            while series and series[-1][0] >= step:
+                series.pop()
+            series.append((step, value))
     return {name: run for name, run in runs.items() if run["loss_scale"]}
+
+
+def _by_folder_and_age(path: pathlib.Path) -> tuple[pathlib.Path, list[int]]:
+    # The name of an event file contains the second of its creation, the number of the process and a count of the
+    # process's files.
+    return path.parent, [int(number) for number in re.findall(r"\d+", path.name)]
 
 
 def draw(runs: dict[str, dict[str, Series]], out: pathlib.Path) -> None:

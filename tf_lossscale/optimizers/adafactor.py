@@ -55,6 +55,9 @@ class AdafactorBase(hooks.Hooked):
     #: For each group, the positions of its variables in the list that will be passed to `build`. `from_config` sets
     #: this attribute if the config has several groups, and `build` sets it back to None.
     _positions: list[list[int]] | None
+    #: The names of the variables to which `_positions` refers. `from_config` sets this attribute, and `build` sets it
+    #: back to None.
+    _names: list[str] | None
     #: Whether the optimizer has logged how much memory `foreach` needs.
     _said: bool
 
@@ -82,6 +85,8 @@ class AdafactorBase(hooks.Hooked):
     _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
     #: Returns the variables for which the optimizer was built, in the order in which they were passed to `build`.
     _built_for: Callable[[], list[Any]]
+    #: Whether Keras keeps moving averages of the variables.
+    use_ema: bool
     #: Adds variables to a built optimizer, without creating their state.
     _join: Callable[[list[Any]], None]
     #: Sets Keras's step count, `iterations`.
@@ -125,6 +130,7 @@ class AdafactorBase(hooks.Hooked):
             _moments={},
             _takes_more=params is None,
             _positions=None,
+            _names=None,
             _said=False,
         )
         self._init_keras(weight_decay=weight_decay, **kwargs)
@@ -142,6 +148,9 @@ class AdafactorBase(hooks.Hooked):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Create an optimizer from a config. The parameter groups get their variables when the optimizer is built.
+
+        The config contains the names of the variables. If the variables passed to `build` have other names, they are
+        assigned to the groups by their positions, and a warning is logged.
 
         Args:
             config: a dict.
@@ -194,12 +203,16 @@ class AdafactorBase(hooks.Hooked):
     def _take(self, variables: Iterable[Any]) -> list[Any]:
         """Assign `variables` to groups. Return `variables`, followed by all other variables in the groups."""
         variables = list(variables)
+        ordered = group_configs.in_saved_order(self, variables)
         if self._positions is not None:
             for group, positions in zip(self._groups, self._positions):
-                group["params"] = [variables[i] for i in positions]
+                group["params"] = [ordered[i] for i in positions]
                 self._file(group)
-            self._positions = None
-        others = [variable for variable in variables if self._var_key(variable) not in self._places]
+        self._positions = self._names = None
+        if self.use_ema or getattr(self, "gradient_accumulation_steps", None):
+            # Keras saves the averages and the accumulated gradients in the order in which it built them.
+            variables = ordered
+        others = [variable for variable in ordered if self._var_key(variable) not in self._places]
         if others and not self._takes_more:
             raise ValueError(
                 f"{others[0].name} is in no parameter group of this optimizer. Add it with "

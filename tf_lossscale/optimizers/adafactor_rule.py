@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # For each dtype, the distance from 1 to the next larger number.
@@ -64,7 +65,8 @@ def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.
     Returns:
         Two tensors with the shape and dtype of `steps`.
     """
-    weight = steps**beta2_decay
+    # A weight that underflows to 0 would be taken for a weight of 1, which is returned as 0.
+    weight = tf.maximum(steps**beta2_decay, np.finfo(steps.dtype.as_numpy_dtype).tiny)
     return tf.where(weight < 0.5, weight, weight - 1), tf.minimum(lr, tf.math.rsqrt(steps))
 
 

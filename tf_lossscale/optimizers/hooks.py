@@ -109,8 +109,9 @@ class Hooked:
         hook was registered before the function was traced. If XLA compiles a step that has hooks, an error is raised.
 
         Args:
-            hook: a function that returns None. When your code calls `step` itself, the hook may also return a tuple
-                (args, kwargs) that replaces the arguments of `step`.
+            hook: a function that returns None. When your code calls `step` itself, outside `tf.function`, the hook may
+                also change the variables' `grad` attributes, or return a tuple (args, kwargs) that replaces the
+                arguments of `step`.
 
         Returns:
             A handle whose `remove()` method removes the hook.
@@ -197,8 +198,8 @@ class Hooked:
     def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
         """Call `update`, and call the step hooks before and after it.
 
-        During a call to `step`, call only `update`, because `around_step` already calls the hooks, with the arguments
-        of `step`.
+        During an eager call to `step`, call only `update`, because `around_step` already calls the hooks, with the
+        arguments of `step`.
         """
         before, after = self._step_hooks()
         if self._in_step:
@@ -230,8 +231,9 @@ class Hooked:
             result = hook(self, (self,), {})
             if result is not None and hook_lists[0] is before_every_step:
                 raise RuntimeError(
-                    "A step pre-hook can replace only the arguments of step(). If apply_gradients or "
-                    f"LossScaleOptimizer takes the step, the hook must return None, but it returned: {result!r}."
+                    "A step pre-hook can replace only the arguments of step(), and only outside tf.function. In a "
+                    "tf.function, or if apply_gradients or LossScaleOptimizer takes the step, the hook must return "
+                    f"None, but it returned: {result!r}."
                 )
 
 
@@ -247,6 +249,10 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def hooked(self: Hooked, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            # Python calls made here would run only while the function is traced. `_between_hooks` adds the calls to the
+            # graph.
+            return step(self, *args, **kwargs)
         before, after = self._step_hooks()
         args = (self, *args)
         for hook in itertools.chain(*before):

@@ -46,6 +46,18 @@ class Rate:
             value = self._variable
         self.source = value
 
+    def load(self, value: Any) -> None:
+        """Load a learning rate from a state dict, which contains only the number that a source returned.
+
+        A schedule or function stays. A variable that the user passed is assigned the number.
+        """
+        value = _number_or_source(value)
+        if not isinstance(value, float):
+            self.write(value)
+        elif not callable(self.source):
+            variable = self._optimizer._tensor_variable(self.source)
+            variable.assign(tf.constant(value, variable.dtype, variable.shape))
+
     def now(self) -> tf.Tensor:
         """Return the learning rate for the next step, as a scalar."""
         source = self.source
@@ -53,7 +65,9 @@ class Rate:
             source = source(self._optimizer._iterations)
         elif callable(source):
             source = source()
-        return tf.reshape(tf.convert_to_tensor(source), [])
+        # By default, TensorFlow would round a Python number to float32.
+        dtype = tf.float64 if isinstance(source, numbers.Real) else None
+        return tf.reshape(tf.convert_to_tensor(source, dtype), [])
 
     def number(self) -> Any:
         """Return the learning rate as a number. For a variable that the user passed, return its value as an array."""

@@ -159,7 +159,8 @@ class TorchSurface(AdafactorBase):
         PyTorch tensors.
 
         A training run that began in PyTorch can be continued this way. The optimizer's `iterations`, which learning
-        rate schedules read, is set to the largest "step" in the state dict.
+        rate schedules read, is set to the largest "step" in the state dict. If a group's `lr` is a schedule or a
+        function, it stays as it is. If it is a variable, the variable is assigned the saved learning rate.
 
         Args:
             state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.
@@ -187,7 +188,9 @@ class TorchSurface(AdafactorBase):
             if group.steps is not None:
                 self._load_moments(group, of_group)
             for name, value in saved.items():
-                if name != "params":
+                if name == "lr":
+                    group.rate.load(value)
+                elif name != "params":
                     group[name] = value
             group.reorder([*(name for name in saved if name != "params"), "params"])
         for hook in self._hooks["load_state_dict_post"]:
