@@ -405,3 +405,61 @@ def test_slots_of_keras_3_follow_the_list_of_variables_in_the_file_whatever_the_
     optimizer = tf.keras.optimizers.Adam()
     migrate.restore(path, optimizer, {name: tf.Variable([0.0, 0.0]) for name in ("w1", "w0")})
     assert [moment.numpy()[0] for moment in optimizer._momentums] == pytest.approx([0.3, 0.1])
+
+
+class WithLayersInAList(tf.keras.Model):
+    def __init__(self, frozen):
+        super().__init__()
+        self.hidden = [tf.keras.layers.Dense(4), tf.keras.layers.Dense(4)]
+        self.out = tf.keras.layers.Dense(4, trainable=not frozen)
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.out(x)
+
+
+class WithAMeanBeforeItsGain(tf.keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = self.add_weight(shape=(4,), initializer="zeros", trainable=False)
+        self.gain = self.add_weight(shape=(4,), initializer="ones")
+
+    def call(self, x):
+        return x * self.gain
+
+
+def of_layers(*middle):
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(4), *middle, layers.Dense(4)])
+
+
+ALIKE = {
+    "normalized": lambda: of_layers(tf.keras.layers.BatchNormalization()),
+    "a mean before its gain": lambda: of_layers(WithAMeanBeforeItsGain()),
+    "layers in a list": lambda: WithLayersInAList(frozen=False),
+    "layers in a list, one frozen": lambda: WithLayersInAList(frozen=True),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_variables_of_one_shape_with_other_names_in_a_keras_3_checkpoint_are_never_exchanged(name, tmp_path):
+    """The file's object graph lists them in another order than Keras, and does not contain layers in a list."""
+    models = [ALIKE[name](), ALIKE[name]()]
+    for i, model in enumerate(models):
+        model(np.zeros((1, 4), "float32"))
+        for j, variable in enumerate(model.variables):
+            variable.assign(np.full(variable.shape, 100.0 * i + j))
+    old, new = models
+    optimizer = tf.keras.optimizers.SGD()
+    optimizer.build(old.trainable_variables)
+    path = tf.train.Checkpoint(model=old, optimizer=optimizer, step=tf.Variable(1)).write(str(tmp_path / "ckpt"))
+    if "frozen" in name:
+        with pytest.raises(ValueError, match=r"does not tell the order .* shape: .*out/_kernel \(4, 4\).* Pass a dict"):
+            migrate.restore(path, tf.keras.optimizers.SGD(), new.variables)
+        assert [float(np.ravel(v)[0]) for v in new.variables] == [100.0 + j for j in range(len(new.variables))]
+        return
+    (note,) = migrate.restore(path, tf.keras.optimizers.SGD(), new.variables).notes
+    assert "matched by order" in note
+    for a, b in zip(old.variables, new.variables):
+        np.testing.assert_array_equal(a, b)
