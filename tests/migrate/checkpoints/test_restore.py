@@ -463,3 +463,41 @@ def test_variables_of_one_shape_with_other_names_in_a_keras_3_checkpoint_are_nev
     assert "matched by order" in note
     for a, b in zip(old.variables, new.variables):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("has_step", [True, False], ids=["global_step", "no step count"])
+@pytest.mark.parametrize("kind", ["Saver", "Checkpoint"])
+def test_adam_of_tensorflow_1_goes_on_after_so_many_steps_that_the_powers_of_its_betas_are_gone(
+    tmp_path, kind, has_step
+):
+    v1, steps, path = tf.compat.v1, 100_000, str(tmp_path / "ckpt")
+    # With this gradient at each step, these are the moments, and a step subtracts the learning rate.
+    state = {"w": np.ones(2), "m": np.array([1.0, 2.0]), "v": np.array([1.0, 4.0]), "beta1_power": 0.0}
+    state["beta2_power"] = np.float32(0.999) ** (steps + 1)
+    if kind == "Saver":
+        with tf.Graph().as_default(), v1.Session() as session:
+            names = {"m": "w/Adam", "v": "w/Adam_1"}
+            for name, value in state.items():
+                v1.get_variable(names.get(name, name), initializer=np.float32(value))
+            if has_step:
+                v1.get_variable("global_step", initializer=np.int64(steps))
+            session.run(v1.global_variables_initializer())
+            v1.train.Saver().save(session, path)
+    else:
+        old, weight = v1.train.AdamOptimizer(), tf.Variable(np.ones(2, "float32"), name="w")
+        old.apply_gradients([(tf.zeros(2), weight)])
+        for name, place in zip(("beta1_power", "beta2_power"), old._get_beta_accumulators()):
+            place.assign(state[name])
+        for name in ("m", "v"):
+            old.get_slot(weight, name).assign(state[name])
+        more = {"global_step": tf.Variable(np.int64(steps))} if has_step else {}
+        tf.train.Checkpoint(w=weight, optimizer=old, **more).write(path)
+    weight, optimizer = tf.Variable(np.zeros(2, "float32"), name="w"), tf.keras.optimizers.Adam(0.01, epsilon=1e-8)
+    restored = migrate.restore(path, optimizer, [weight])
+    if has_step:
+        assert (restored.iterations, restored.notes) == (steps, ())
+    else:
+        (note,) = restored.notes
+        assert "does not hold the step count" in note and f"continues from step {restored.iterations}" in note
+    optimizer.apply_gradients([(tf.constant([1.0, 2.0]), weight)])
+    np.testing.assert_allclose(weight, [0.99, 0.99], 1e-6)

@@ -184,7 +184,8 @@ class _Graph:
         of_tf1 = family == "tf1"
         if of_tf1:
             slots = slot_names.of_tf1(slots)
-            iterations = slot_names.steps_of_powers(powers) if powers else self._number(0, "global_step")
+            steps = slot_names.steps_of_powers(powers)
+            iterations = self._number(0, "global_step") if steps is None else steps
         names = names or [slot.tensor.name for each in slots.values() for slot in each]
         name = slot_names.class_of(set(slots), set(hyper), names, of_tf1)
         return Optimizer(
