@@ -501,3 +501,53 @@ def test_adam_of_tensorflow_1_goes_on_after_so_many_steps_that_the_powers_of_its
         assert "does not hold the step count" in note and f"continues from step {restored.iterations}" in note
     optimizer.apply_gradients([(tf.constant([1.0, 2.0]), weight)])
     np.testing.assert_allclose(weight, [0.99, 0.99], 1e-6)
+
+
+def trained(model):
+    """Train a model for one step, without which tf_keras does not save the optimizer."""
+    model.compile(NEW["keras3" if isinstance(model, tf.keras.Model) else "tf_keras"].Adam(), "mse")
+    x = np.ones((4, *model.input_shape[1:]), "float32")
+    model.train_on_batch(x, np.zeros_like(model(x)))
+    return model
+
+
+def distinct(model, start):
+    for i, variable in enumerate(model.variables):
+        variable.assign(np.full(variable.shape, start + i))
+    return model
+
+
+def dense_and_normalized(keras):
+    layers = keras.layers
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
+    return keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(11)), inner, layers.Dense(4)])
+
+
+def forward_and_backward(keras):
+    return keras.Sequential([keras.Input((2, 2)), keras.layers.Bidirectional(keras.layers.LSTM(2))])
+
+
+@pytest.mark.parametrize("library", NEW)
+def test_the_variables_of_a_keras_file_are_in_the_order_of_the_model_and_not_of_its_folders(library, tmp_path):
+    """In the alphabetical order of the folders, batch_normalization is before dense, and dense_10 before dense_2."""
+    keras = tf.keras if library == "keras3" else tf_keras
+    old, new = (distinct(trained(dense_and_normalized(keras)), start) for start in (0.0, 100.0))
+    old.save(tmp_path / "model.keras")
+    migrate.restore(tmp_path / "model.keras", NEW[library].Adam(), new.variables)
+    for a, b in zip(old.variables, new.variables):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("library", NEW)
+def test_variables_of_one_shape_whose_order_a_keras_file_does_not_tell_have_to_be_named(library, tmp_path):
+    keras = tf.keras if library == "keras3" else tf_keras
+    old, new = (distinct(trained(forward_and_backward(keras)), start) for start in (0.0, 100.0))
+    path = tmp_path / "model.keras"
+    old.save(path)
+    with pytest.raises(ValueError, match=r"does not tell the order .*backward_layer.* Pass a dict"):
+        migrate.restore(path, NEW[library].Adam(), new.trainable_variables)
+    np.testing.assert_array_equal(np.ravel(new.trainable_variables[0])[0], 100.0)
+    folders = [f"layers/bidirectional/{side}_layer/cell/vars/{i}" for side in ("forward", "backward") for i in range(3)]
+    migrate.restore(path, NEW[library].Adam(), dict(zip(folders, new.trainable_variables)))
+    for a, b in zip(old.trainable_variables, new.trainable_variables):
+        np.testing.assert_array_equal(a, b)
