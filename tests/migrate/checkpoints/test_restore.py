@@ -405,3 +405,149 @@ def test_slots_of_keras_3_follow_the_list_of_variables_in_the_file_whatever_the_
     optimizer = tf.keras.optimizers.Adam()
     migrate.restore(path, optimizer, {name: tf.Variable([0.0, 0.0]) for name in ("w1", "w0")})
     assert [moment.numpy()[0] for moment in optimizer._momentums] == pytest.approx([0.3, 0.1])
+
+
+class WithLayersInAList(tf.keras.Model):
+    def __init__(self, frozen):
+        super().__init__()
+        self.hidden = [tf.keras.layers.Dense(4), tf.keras.layers.Dense(4)]
+        self.out = tf.keras.layers.Dense(4, trainable=not frozen)
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.out(x)
+
+
+class WithAMeanBeforeItsGain(tf.keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = self.add_weight(shape=(4,), initializer="zeros", trainable=False)
+        self.gain = self.add_weight(shape=(4,), initializer="ones")
+
+    def call(self, x):
+        return x * self.gain
+
+
+def of_layers(*middle):
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(4), *middle, layers.Dense(4)])
+
+
+ALIKE = {
+    "normalized": lambda: of_layers(tf.keras.layers.BatchNormalization()),
+    "a mean before its gain": lambda: of_layers(WithAMeanBeforeItsGain()),
+    "layers in a list": lambda: WithLayersInAList(frozen=False),
+    "layers in a list, one frozen": lambda: WithLayersInAList(frozen=True),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_variables_of_one_shape_with_other_names_in_a_keras_3_checkpoint_are_never_exchanged(name, tmp_path):
+    """The file's object graph lists them in another order than Keras, and does not contain layers in a list."""
+    models = [ALIKE[name](), ALIKE[name]()]
+    for i, model in enumerate(models):
+        model(np.zeros((1, 4), "float32"))
+        for j, variable in enumerate(model.variables):
+            variable.assign(np.full(variable.shape, 100.0 * i + j))
+    old, new = models
+    optimizer = tf.keras.optimizers.SGD()
+    optimizer.build(old.trainable_variables)
+    path = tf.train.Checkpoint(model=old, optimizer=optimizer, step=tf.Variable(1)).write(str(tmp_path / "ckpt"))
+    if "frozen" in name:
+        with pytest.raises(ValueError, match=r"does not tell the order .* shape: .*out/_kernel \(4, 4\).* Pass a dict"):
+            migrate.restore(path, tf.keras.optimizers.SGD(), new.variables)
+        assert [float(np.ravel(v)[0]) for v in new.variables] == [100.0 + j for j in range(len(new.variables))]
+        return
+    (note,) = migrate.restore(path, tf.keras.optimizers.SGD(), new.variables).notes
+    assert "matched by order" in note
+    for a, b in zip(old.variables, new.variables):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("has_step", [True, False], ids=["global_step", "no step count"])
+@pytest.mark.parametrize("kind", ["Saver", "Checkpoint"])
+def test_adam_of_tensorflow_1_goes_on_after_so_many_steps_that_the_powers_of_its_betas_are_gone(
+    tmp_path, kind, has_step
+):
+    v1, steps, path = tf.compat.v1, 100_000, str(tmp_path / "ckpt")
+    # With this gradient at each step, these are the moments, and a step subtracts the learning rate.
+    state = {"w": np.ones(2), "m": np.array([1.0, 2.0]), "v": np.array([1.0, 4.0]), "beta1_power": 0.0}
+    state["beta2_power"] = np.float32(0.999) ** (steps + 1)
+    if kind == "Saver":
+        with tf.Graph().as_default(), v1.Session() as session:
+            names = {"m": "w/Adam", "v": "w/Adam_1"}
+            for name, value in state.items():
+                v1.get_variable(names.get(name, name), initializer=np.float32(value))
+            if has_step:
+                v1.get_variable("global_step", initializer=np.int64(steps))
+            session.run(v1.global_variables_initializer())
+            v1.train.Saver().save(session, path)
+    else:
+        old, weight = v1.train.AdamOptimizer(), tf.Variable(np.ones(2, "float32"), name="w")
+        old.apply_gradients([(tf.zeros(2), weight)])
+        for name, place in zip(("beta1_power", "beta2_power"), old._get_beta_accumulators()):
+            place.assign(state[name])
+        for name in ("m", "v"):
+            old.get_slot(weight, name).assign(state[name])
+        more = {"global_step": tf.Variable(np.int64(steps))} if has_step else {}
+        tf.train.Checkpoint(w=weight, optimizer=old, **more).write(path)
+    weight, optimizer = tf.Variable(np.zeros(2, "float32"), name="w"), tf.keras.optimizers.Adam(0.01, epsilon=1e-8)
+    restored = migrate.restore(path, optimizer, [weight])
+    if has_step:
+        assert (restored.iterations, restored.notes) == (steps, ())
+    else:
+        (note,) = restored.notes
+        assert "does not hold the step count" in note and f"continues from step {restored.iterations}" in note
+    optimizer.apply_gradients([(tf.constant([1.0, 2.0]), weight)])
+    np.testing.assert_allclose(weight, [0.99, 0.99], 1e-6)
+
+
+def trained(model):
+    """Train a model for one step, without which tf_keras does not save the optimizer."""
+    model.compile(NEW["keras3" if isinstance(model, tf.keras.Model) else "tf_keras"].Adam(), "mse")
+    x = np.ones((4, *model.input_shape[1:]), "float32")
+    model.train_on_batch(x, np.zeros_like(model(x)))
+    return model
+
+
+def distinct(model, start):
+    for i, variable in enumerate(model.variables):
+        variable.assign(np.full(variable.shape, start + i))
+    return model
+
+
+def dense_and_normalized(keras):
+    layers = keras.layers
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
+    return keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(11)), inner, layers.Dense(4)])
+
+
+def forward_and_backward(keras):
+    return keras.Sequential([keras.Input((2, 2)), keras.layers.Bidirectional(keras.layers.LSTM(2))])
+
+
+@pytest.mark.parametrize("library", NEW)
+def test_the_variables_of_a_keras_file_are_in_the_order_of_the_model_and_not_of_its_folders(library, tmp_path):
+    """In the alphabetical order of the folders, batch_normalization is before dense, and dense_10 before dense_2."""
+    keras = tf.keras if library == "keras3" else tf_keras
+    old, new = (distinct(trained(dense_and_normalized(keras)), start) for start in (0.0, 100.0))
+    old.save(tmp_path / "model.keras")
+    migrate.restore(tmp_path / "model.keras", NEW[library].Adam(), new.variables)
+    for a, b in zip(old.variables, new.variables):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("library", NEW)
+def test_variables_of_one_shape_whose_order_a_keras_file_does_not_tell_have_to_be_named(library, tmp_path):
+    keras = tf.keras if library == "keras3" else tf_keras
+    old, new = (distinct(trained(forward_and_backward(keras)), start) for start in (0.0, 100.0))
+    path = tmp_path / "model.keras"
+    old.save(path)
+    with pytest.raises(ValueError, match=r"does not tell the order .*backward_layer.* Pass a dict"):
+        migrate.restore(path, NEW[library].Adam(), new.trainable_variables)
+    np.testing.assert_array_equal(np.ravel(new.trainable_variables[0])[0], 100.0)
+    folders = [f"layers/bidirectional/{side}_layer/cell/vars/{i}" for side in ("forward", "backward") for i in range(3)]
+    migrate.restore(path, NEW[library].Adam(), dict(zip(folders, new.trainable_variables)))
+    for a, b in zip(old.trainable_variables, new.trainable_variables):
+        np.testing.assert_array_equal(a, b)

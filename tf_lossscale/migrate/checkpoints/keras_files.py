@@ -12,6 +12,7 @@ import zipfile
 from typing import Any
 
 from tf_lossscale.core.rules import KEYWORDS, Rules
+from tf_lossscale.migrate.checkpoints import keras_order
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, UnreadableError, explaining_damage
 from tf_lossscale.wrapper.configs import STATE as _STATE
@@ -34,13 +35,14 @@ def read_archive(path: str) -> File:
     with explaining_damage(path, "metadata.json"):
         version = _json(parts["metadata.json"])["keras_version"]
     with explaining_damage(path, "config.json"):
-        config = (_json(parts["config.json"]).get("compile_config") or {}).get("optimizer")
+        model = _json(parts["config.json"])
+        config = (model.get("compile_config") or {}).get("optimizer")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
     with explaining_damage(path, "model.weights.h5"):
-        variables, stored = _weights(path, _h5(path, io.BytesIO(parts["model.weights.h5"])))
+        variables, stored, order_is_known = _weights(path, _h5(path, io.BytesIO(parts["model.weights.h5"])), model)
         for optimizer in optimizers:
             _fill_from_list(optimizer, _without_scale_by_place(optimizer, stored, config), variables)
-    return File(path, ".keras", _writer(version), variables, optimizers)
+    return File(path, ".keras", _writer(version), variables, optimizers, order_is_known=order_is_known)
 
 
 def read_h5(path: str) -> File:
@@ -62,8 +64,9 @@ def read_h5(path: str) -> File:
             raise UnreadableError(f"{path}: the HDF5 file is not a Keras model.")
     if "model_weights" not in file:
         with explaining_damage(path, "the weights"):
-            variables, _ = _weights(path, file)
-        return File(path, ".weights.h5", _writer(version) if version else "Keras", variables, [])
+            variables, _, order_is_known = _weights(path, file, {})
+        writer = _writer(version) if version else "Keras"
+        return File(path, ".weights.h5", writer, variables, [], order_is_known=order_is_known)
     with explaining_damage(path, "training_config"):
         config = _json(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
@@ -147,19 +150,24 @@ def _tensor(path: str, group: Any, name: str) -> Tensor:
     return Tensor(plain, plain, tuple(dataset.shape), str(dataset.dtype), value)
 
 
-def _weights(path: str, file: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return two lists: the variables of the layers, and the variables of the optimizer."""
-    variables: list[Tensor] = []
+def _weights(path: str, file: Any, config: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], bool]:
+    """Return the variables of the layers, the variables of the optimizer, and whether the file tells the order of the
+    layers' variables."""
+    shapes = {}
 
     def visit(name: str, item: Any) -> None:
         if hasattr(item, "shape") and not name.startswith(("optimizer/", "metrics/")):
-            number = name.rpartition("/")[2]
-            layer = _text(item.parent.attrs.get("name", "")) or name.removesuffix(f"/vars/{number}")
-            variables.append(dataclasses.replace(_tensor(path, file, name), name=f"{layer}/{number}"))
+            shapes[name] = tuple(item.shape)
 
     file.visititems(visit)
+    order = keras_order.order_of(shapes, config)
+    variables = []
+    for name in order.shapes:
+        number = name.rpartition("/")[2]
+        layer = _text(file[name].parent.attrs.get("name", "")) or name.removesuffix(f"/vars/{number}")
+        variables.append(dataclasses.replace(_tensor(path, file, name), name=f"{layer}/{number}"))
     group = file.get("optimizer/vars", {})
-    return variables, [_tensor(path, group, name) for name in sorted(group, key=int)]
+    return variables, [_tensor(path, group, name) for name in sorted(group, key=int)], order.is_known
 
 
 def _of_config(config: dict[str, Any], version: str) -> Optimizer:

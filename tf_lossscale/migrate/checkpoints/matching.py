@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
     """Pair each of the user's variables with a variable in the file.
 
     The variables in a list are matched by name if the file contains each name exactly once. Otherwise they are matched
-    by their order, if the shapes agree.
+    by their order, if the shapes agree and the file tells the order of variables that have the same shape.
 
     >>> class Variable:
     ...     name, shape = "dense/kernel:0", (2,)
@@ -28,12 +29,20 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
         Pairs (variable in the file, user's variable), in the order of `variables`.
 
     Raises:
-        ValueError: a variable is not in the file, or has a different shape there.
+        ValueError: a variable is not in the file, or has a different shape there; or the file does not tell which of
+            several variables belongs to which of the user's variables.
     """
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
     variables = list(variables)
-    matched = _by_names(file.variables, variables) or _by_order(file.variables, variables)
+    by_names = _by_names(file.variables, variables)
+    matched = by_names or _by_order(file.variables, variables)
+    if by_names is None and matched and not file.order_is_known and _alike(matched):
+        raise ValueError(
+            f"{file.path}: `variables` cannot be matched with the file's variables. Their names differ, and the file "
+            f"does not tell the order of the variables that have the same shape: {_listed(_alike(matched))}. Pass a "
+            "dict {name in the file: variable}."
+        )
     if matched is None:
         raise ValueError(
             f"{file.path}: `variables` matches the file's variables neither by name nor by order and shape. The file "
@@ -111,11 +120,16 @@ def _same_name(tensor: Tensor, name: str) -> bool:
 
 
 def _by_order(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | None:
-    counters = [tensor for tensor in tensors if not (tensor.dtype.startswith("int") and not tensor.shape)]
-    for candidates in (tensors, counters):
+    for candidates in (tensors, [tensor for tensor in tensors if not tensor.is_counter]):
         if [tensor.shape for tensor in candidates] == [tuple(variable.shape) for variable in variables]:
             return list(candidates)
     return None
+
+
+def _alike(tensors: list[Tensor]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the paths and shapes of the tensors whose shape another of them has as well."""
+    shapes = collections.Counter(tensor.shape for tensor in tensors)
+    return [(tensor.path, tensor.shape) for tensor in tensors if shapes[tensor.shape] > 1]
 
 
 def _listed(named: list[tuple[str, tuple[int, ...]]]) -> str:

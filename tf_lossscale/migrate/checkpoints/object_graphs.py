@@ -32,11 +32,13 @@ def read(path: str, reader: Any, tensor: Any) -> File:
     with explaining_damage(path, "its object graph"):
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
-        tensors = graph.variables()
+        tensors, order_is_known = graph.variables()
         others = [each for each in tensors if _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
         variables = [each for each in tensors if each not in others]
         objects = graph.objects({each.path for each in tensors} | {each.path for each in optimizers})
-    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, others, objects)
+    return File(
+        path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, others, objects, order_is_known
+    )
 
 
 def parse(serialized: bytes) -> Any:
@@ -182,7 +184,8 @@ class _Graph:
         of_tf1 = family == "tf1"
         if of_tf1:
             slots = slot_names.of_tf1(slots)
-            iterations = slot_names.steps_of_powers(powers) if powers else self._number(0, "global_step")
+            steps = slot_names.steps_of_powers(powers)
+            iterations = self._number(0, "global_step") if steps is None else steps
         names = names or [slot.tensor.name for each in slots.values() for slot in each]
         name = slot_names.class_of(set(slots), set(hyper), names, of_tf1)
         return Optimizer(
@@ -230,27 +233,49 @@ class _Graph:
             slots=slot_names.canonical(name, lists),
         )
 
-    def variables(self) -> list[Tensor]:
-        """Return the variables outside the optimizers, in Keras's order. The caller must have called `optimizer` for
-        every optimizer."""
-        lists = [self._children[owner].get("_trainable_variables") for owner in self._of_optimizers]
-        trained = {node for each in lists if each is not None for node in self._children[each].values()}
-        trained |= {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
-        nodes = [node for node in self._in_keras_order() if node not in self._of_optimizers or node in trained]
-        return [tensor for tensor in map(self.tensor, nodes) if tensor is not None]
+    def variables(self) -> tuple[list[Tensor], bool]:
+        """Return the variables outside the optimizers, and whether their order is known to be Keras's order. The caller
+        must have called `optimizer` for every optimizer."""
+        lists = [self._children[node].get("_trainable_variables") for node in sorted(self._of_optimizers)]
+        orders = [self._items(node) for node in lists if node is not None]
+        listed = {node for order in orders for node in order}
+        trained = listed | {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
+        own = self._of_optimizers - trained
+        reached = self._in_keras_order(own, listed)
+        # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
+        # of their variables among the other variables are unknown.
+        unplaced = [node for node in range(len(self._nodes)) if node not in reached and node not in own]
+        nodes = [*reached, *unplaced]
+        for order in orders:
+            # A Keras 3 optimizer lists its variables in Keras's order.
+            following = iter(order)
+            nodes = [next(following) if node in order else node for node in nodes]
+        tensors = {node: tensor for node in nodes if (tensor := self.tensor(node)) is not None}
+        others = [tensor for node, tensor in tensors.items() if node not in listed]
+        others = [each for each in others if not (each.is_counter or _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path))]
+        return list(tensors.values()), not others or not any(node in tensors for node in unplaced)
 
-    def _in_keras_order(self) -> list[int]:
-        """Return all nodes. A layer's own variables precede the variables of its sublayers, as in Keras."""
+    def _items(self, node: int) -> dict[int, None]:
+        """Return the nodes in a list, in the order of the list."""
+        items = self._children[node]
+        return dict.fromkeys(items[i] for i in sorted(items, key=int))
+
+    def _in_keras_order(self, own: set[int], listed: set[int]) -> dict[int, None]:
+        """Return the nodes that can be reached from the root without passing through `own`, the optimizers' own nodes.
+
+        As in Keras, a layer's own variables precede the variables of its sublayers. Among a layer's own variables,
+        those in `listed`, which a Keras 3 optimizer trains, come first.
+        """
         order: dict[int, None] = {}
         waiting = [0]
         while waiting:
             node = waiting.pop()
-            if node not in order:
+            if node not in order and node not in own:
                 order[node] = None
                 parts = list(self._children[node].values())
-                parts.sort(key=lambda part: (part in self._of_optimizers, self._attribute(part) is None))
+                parts.sort(key=lambda part: (self._attribute(part) is None, part not in listed))
                 waiting += reversed(parts)
-        return [*order, *(node for node in range(len(self._nodes)) if node not in order)]
+        return order
 
     def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
         """Return the part of the object graph that leads to the given paths, without the objects inside optimizers."""

@@ -120,10 +120,10 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     kind = _class_of(file, saved, inner)
     saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
     pairs = matching.pairs(file, variables)
-    iterations = _iterations(file, saved, inner)
+    notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
+    iterations = _iterations(file, saved, inner, notes)
     _check_count(file, "iterations", iterations)
     _check_count(file, "the counter", saved.counter)
-    notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner)
     if not family.is_built:
@@ -251,11 +251,20 @@ def _places(
     return places
 
 
-def _iterations(file: File, saved: Optimizer, inner: Any) -> int | None:
+def _iterations(file: File, saved: Optimizer, inner: Any, notes: list[str]) -> int | None:
     if "beta1_power" in saved.powers:
         betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
         steps = slot_names.steps_of_powers(saved.powers, betas)
-        return saved.iterations if steps is None else steps
+        if steps is not None:
+            return steps
+        fewest = slot_names.fewest_steps(saved.powers, betas)
+        if fewest is not None and (saved.iterations or 0) < fewest:
+            notes.append(
+                f"The file does not hold the step count, and beta1_power and beta2_power are too small to compute it. "
+                f"The optimizer continues from step {fewest}, which gives the same steps with a constant learning "
+                "rate. For a learning rate schedule, assign the true step count to `optimizer.iterations`."
+            )
+            return fewest
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
             f"{file.path}: the file has several Adam optimizers, each with a beta1_power, but does not say which "

@@ -38,6 +38,11 @@ class Tensor:
     dtype: str
     read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
 
+    @property
+    def is_counter(self) -> bool:
+        """Whether this is an integer scalar, such as a step count."""
+        return self.dtype.startswith("int") and not self.shape
+
     def value(self) -> np.ndarray:
         """Read the value from the file.
 
@@ -117,6 +122,9 @@ class File:
     #: The object graph. It maps the path of each object to a dict from the names of its children to their paths. It is
     #: empty if the file has no object graph.
     objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    #: Whether `variables` is in the order in which Keras lists a model's variables. If it is False, variables of one
+    #: shape may be in another order.
+    order_is_known: bool = True
 
 
 @contextlib.contextmanager

@@ -88,7 +88,8 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     optimizer.powers = {name: value for name, value in agreed.items() if name.endswith("_power")}
     step = tensors.get("global_step")
     optimizer.iterations = slot_names.steps_of_powers(optimizer.powers)
-    if optimizer.iterations is None and step is not None and "beta1_power" not in values:
+    of_several = any(len(each) > 1 for name, each in values.items() if name.endswith("_power"))
+    if optimizer.iterations is None and step is not None and not of_several:
         optimizer.iterations = int(step.value())
     for name in _SCALES:
         if name in agreed:

@@ -39,6 +39,9 @@ _OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 # Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
+# Powers of Adam's betas that are smaller than this number are too inaccurate to compute the step count from them.
+_SMALLEST_POWER = 1e-35
+
 # Maps each class whose update formula is not the same in all libraries to a note for the user of `restore`. The note
 # says how the restored optimizer's steps may differ from the saved optimizer's steps.
 DIFFERENCES = {
@@ -214,12 +217,33 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
         betas: the optimizer's `beta1` and `beta2`.
 
     Returns:
-        The number of steps, or None if it cannot be computed from either power.
+        The number of steps, or None if it cannot be computed from either power. After many steps, both powers are too
+        small to be accurate.
     """
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
-        if power is not None and 1e-35 < power < 1.0 and 0.0 < beta < 1.0:
+        if power is not None and _SMALLEST_POWER < power < 1.0 and 0.0 < beta < 1.0:
             return round(math.log(power) / math.log(beta)) - 1
     return None
+
+
+def fewest_steps(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
+    """Compute a lower bound of the step count of TensorFlow 1's Adam, for powers from which it cannot be computed.
+
+    >>> fewest_steps({"beta1_power": 0.0, "beta2_power": 1e-36})
+    80551
+
+    Args:
+        powers: the values of the variables `beta1_power` and `beta2_power`.
+        betas: the optimizer's `beta1` and `beta2`.
+
+    Returns:
+        The number of steps after which both powers are so small that Adam's bias corrections are 1, or None if the
+        powers are larger, or are not in the file.
+    """
+    small = [0.0 <= powers.get(name, 1.0) <= _SMALLEST_POWER for name in ("beta1_power", "beta2_power")]
+    if not all(small):
+        return None
+    return max((math.ceil(math.log(_SMALLEST_POWER) / math.log(beta)) for beta in betas if 0.0 < beta < 1.0), default=1)
 
 
 def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
