@@ -70,23 +70,25 @@ def test_what_does_not_float_is_a_type_error_that_says_so(wrong):
         scaling.unscale([wrong], tf.constant(8.0))
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["variable", "constant"])
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
-def test_an_overflow_between_scaling_and_unscaling_stays_an_overflow(options):
+def test_an_overflow_between_scaling_and_unscaling_stays_an_overflow(options, constant):
     variable = tf.Variable(2.0**15)
 
     @tf.function(**options)
     def there_and_back(values):
-        scale = variable.read_value()
+        scale = tf.constant(2.0**15) if constant else variable.read_value()
         return scaling.unscale([scaling.scale_loss(values, scale)], scale)[0]
 
     np.testing.assert_array_equal(there_and_back(tf.constant([1e36, 1.0])), [np.inf, 1.0])
 
 
-def test_opaque_values_are_unchanged_in_eager_mode_and_let_gradients_of_gradients_through():
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
+def test_opaque_values_are_unchanged_in_eager_mode_and_let_gradients_of_gradients_through(options):
     tensor = tf.constant(1.0)
     assert optimization_barrier(tensor) is tensor
 
-    @tf.function
+    @tf.function(**options)
     def second_derivative(x):
         with tf.GradientTape() as outer:
             outer.watch(x)

@@ -709,3 +709,20 @@ def test_a_loss_function_that_is_scaled_once_can_be_called_in_every_step(family,
 
     run(step, compiled)
     assert weight.numpy() == bare(family)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES[:4], ids=lambda family: family.name)
+@compiled
+def test_a_look_at_the_unscaled_norm_does_not_make_apply_gradients_apply_scaled_gradients(family, compiled):
+    weight, optimizer = setup(family)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        gradients = tape.gradient(loss, [weight])
+        tf.linalg.global_norm(optimizer.get_unscaled_gradients(gradients))  # for a log
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    optimizer.build([weight])
+    run(step, compiled)
+    assert weight.numpy() == bare(family)

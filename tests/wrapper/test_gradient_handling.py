@@ -1,11 +1,13 @@
 """What loops do with gradients between unscaling and applying: the results do not depend on the scale."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import loops, numerics, strategies
-from tests.families import families
+from tests.families import families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 ON_READ, SUM = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
@@ -161,3 +163,55 @@ def test_a_gradient_penalty_is_that_of_float32(family):
         loops.step(optimizer, loss, [weight])
 
     numerics.assert_close(*results(family, take), 1e-5, start())
+
+
+class Local(tf_keras.optimizers.SGD):
+    """Sums nothing over the replicas, as in local SGD."""
+
+    def aggregate_gradients(self, grads_and_vars):
+        return list(grads_and_vars)
+
+
+class LocalOfKeras3(tf.keras.optimizers.SGD):
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return list(grads_and_vars)
+
+
+LOCAL = {
+    "keras3": lambda: LocalOfKeras3(1.0),
+    "tf_keras": lambda: Local(1.0),
+    "tf_keras_legacy": lambda: tf_keras.optimizers.legacy.SGD(1.0, gradient_aggregator=list),
+}
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["plain", "xla"])
+@pytest.mark.parametrize("make", LOCAL.values(), ids=LOCAL)
+def test_replicas_that_sum_no_gradients_skip_a_step_together(make, jit_compile):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight = tf.Variable([1.0])
+        optimizer = LossScaleOptimizer(make(), initial_scale=8.0, jit_compile=jit_compile)
+
+    @tf.function
+    def step(bad):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = tf.where(tf.equal(replica, 1), bad, 0.25)
+            optimizer.apply_gradients([(tf.reshape(gradient, [1]), weight)])
+
+        strategy.run(on_replica)
+
+    step(tf.constant(np.inf))
+    assert [copy.numpy().tolist() for copy in strategy.experimental_local_results(weight)] == [[1.0], [1.0]]
+    assert (optimizer.state()["skipped_steps"], optimizer.state()["loss_scale"]) == (1, 4.0)
+    step(tf.constant(0.5))
+    assert [copy.numpy().tolist() for copy in strategy.experimental_local_results(weight)] == [[0.75], [0.5]]
+
+
+@families
+@pytest.mark.parametrize("iterator", [iter, lambda variables: itertools.chain(variables[:1], variables[1:])])
+def test_an_iterator_of_variables_is_trained(family, iterator):
+    variables = [tf.Variable(1.0), tf.Variable(1.0)]
+    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    optimizer.minimize(lambda: variables[0] + 2.0 * variables[1], iterator(variables))
+    assert [variable.numpy() for variable in variables] == [0.5, 0.0]

@@ -151,3 +151,24 @@ def test_what_contradicts_is_refused_and_leaves_the_inner_optimizer_free(argumen
     with pytest.raises(error, match=text):
         LossScaleOptimizer(inner, **arguments)
     LossScaleOptimizer(inner)
+
+
+@families
+@pytest.mark.parametrize("shape", [(), (3,), (200, 100)], ids=str)
+def test_in_a_function_that_xla_compiles_an_overflow_of_a_fixed_scale_is_skipped(family, shape):
+    optimizer = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=1024.0, skip_nonfinite=True)
+    weight = tf.Variable(tf.zeros(shape))
+    optimizer.build([weight])
+
+    @tf.function(jit_compile=True)
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(factor * tf.reduce_sum(weight))
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+        optimizer.apply_gradients(zip(gradients, [weight]))
+
+    step(tf.constant(1e37))
+    assert int(optimizer.skipped_steps) == 1
+    assert not np.any(weight)
+    step(tf.constant(1.0))
+    assert np.all(weight.numpy() == -0.5)

@@ -66,16 +66,20 @@ class Family(family.Family):
     ) -> list[tuple[Any, Any]]:
         return self.inner._compute_gradients(loss, variables, grad_loss, tape)
 
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
+    @property
+    def aggregates_itself(self) -> bool:
         # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum gradients over
         # workers without a distribution strategy. The aggregator can be replaced at any time, so it is checked in each
         # step.
-        aggregates = (
-            type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
+        return (
+            super().aggregates_itself
+            or type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
         )
-        if aggregates and self.own_aggregation is None:
+
+    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
+        if self.aggregates_itself and self.own_aggregation is None:
             return without_none(self.inner._aggregate_gradients, gradients, variables)
         return super().reduce(gradients, variables)
 

@@ -58,7 +58,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     Raises:
         TypeError: a gradient does not have a floating-point dtype.
     """
-    scale = optimization_barrier(tf.convert_to_tensor(scale))
+    scale = optimization_barrier(tf.convert_to_tensor(scale), for_xla=True)
 
     def unscaled(values: tf.Tensor) -> tf.Tensor:
         return divide(optimization_barrier(values), scale)

@@ -3,8 +3,9 @@
 An optimizer records each call to `scale_loss`, `get_scaled_loss` and `get_unscaled_gradients`. For `apply_gradients`,
 the first of these rules that applies decides:
 
-1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled. The results of arithmetic on these
-   gradients have no mark.
+1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled, and the gradients that were passed to
+   it are marked as scaled. The mark as scaled decides only if `scale_loss` was called before `get_unscaled_gradients`
+   in the same step. The results of arithmetic on marked gradients have no mark.
 2. In a function being traced: the most recent call that was recorded in this function. If there is none, the functions
    that enclose it are searched. After `scale_loss` the gradients are scaled; after `get_scaled_loss` or
    `get_unscaled_gradients` they are unscaled.
@@ -64,10 +65,17 @@ class _Call:
     """A thread's most recent call to a method of the optimizer in one traced function, or in eager mode.
 
     `followed_in` contains the threads that have applied gradients in the same function after this call.
+    `after_scale_loss` is True if `scale_loss` was called before, and no update was made in between.
     """
 
     method: str
+    after_scale_loss: bool = False
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
+
+    @property
+    def leaves_scaled(self) -> bool:
+        """Whether gradients of the result of `scale_loss` may still be passed to an update."""
+        return (self.method == "scale_loss" or self.after_scale_loss) and not self.followed_in
 
     @property
     def unscales(self) -> bool:
@@ -136,7 +144,9 @@ class Contract:
             self._called.add(method)
             self._forget_the_past()
             for place in places:
-                call = self._calls.setdefault(weakref.ref(place), {})[threading.current_thread()] = _Call(method)
+                calls, thread = self._calls.setdefault(weakref.ref(place), {}), threading.current_thread()
+                earlier = calls.get(thread)
+                call = calls[thread] = _Call(method, earlier is not None and earlier.leaves_scaled)
                 if contradicts:
                     _require_an_update(call, place)
 
@@ -215,10 +225,15 @@ class Contract:
                 call.followed_in.add(threading.current_thread())
 
     def _decide(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
-        places = _enclosing_functions()
+        gradients, places = list(gradients), _enclosing_functions()
         with self._lock:
             some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
-            answers, in_same_function = ({False}, True) if all_unscaled else self._answers(places, scaled_after)
+            if all_unscaled:
+                answers, in_same_function = {False}, True
+            elif self._are_of_scale_loss(gradients, places):
+                answers, in_same_function = {True}, True
+            else:
+                answers, in_same_function = self._answers(places, scaled_after)
         if len(answers) > 1 or (True in answers and some_unscaled):
             raise RuntimeError(
                 "Cannot tell whether these gradients are scaled. Either more than one update follows a single call to "
@@ -227,6 +242,13 @@ class Contract:
             )
         answer = answers.pop() if answers else otherwise
         return Decision(answer, places, not in_same_function and places != [_EAGER])
+
+    def _are_of_scale_loss(self, gradients: list[Any], places: list[Any]) -> bool:
+        """Return whether gradients of the result of `scale_loss` were only read by `get_unscaled_gradients`."""
+        calls = self._calls_in(places[:1])
+        read_after_scale_loss = any(call.unscales and call.after_scale_loss and not call.followed_in for call in calls)
+        given = [gradient for gradient in gradients if gradient is not None]
+        return read_after_scale_loss and bool(given) and all(map(notes.is_scaled, given))
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return what earlier method calls imply, and whether they were made in the innermost function being traced.

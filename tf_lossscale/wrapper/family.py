@@ -136,6 +136,11 @@ class Family(abc.ABC):
         del variables
         return scaling.unscale(gradients, factor)
 
+    @property
+    def aggregates_itself(self) -> bool:
+        """Whether the optimizer has its own way to sum gradients, which may leave them different on the replicas."""
+        return self.own_aggregation is not None
+
     def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
         """Sum the gradients over the replicas. Called in a replica context."""
         if self.own_aggregation is not None:

@@ -547,11 +547,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"function that returns the loss. Received: loss={loss}, tape=None."
             )
         tape = tf.GradientTape() if tape is None else tape
+        # The variables may be an iterator, which can be read only once.
+        var_list = var_list if callable(var_list) else as_list(var_list)
         with tape:
             if callable(loss) and not callable(var_list):
-                tape.watch(tensors_of(as_list(var_list)))
+                tape.watch(tensors_of(var_list))
             loss = loss() if callable(loss) else loss
-            variables = as_list(var_list() if callable(var_list) else var_list)
+            variables = as_list(var_list()) if callable(var_list) else var_list
             scaled_loss = self.get_scaled_loss(loss)
         pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
         unscaled = self.get_unscaled_gradients([g for g, _ in pairs])

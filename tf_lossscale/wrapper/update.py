@@ -112,7 +112,9 @@ class OptimizerUpdate(step.Update):
         return self._family.reduce(gradients, self._variables)
 
     def may_differ(self) -> bool:
-        return super().may_differ() or any(map(self._family.overwrites, self._variables))
+        return (
+            super().may_differ() or self._family.aggregates_itself or any(map(self._family.overwrites, self._variables))
+        )
 
     def apply(self, gradients: list[Any]) -> Any:
         with replicas.local_copies(self._family.replica_variables):

@@ -295,7 +295,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     converted = scaling.floating(gradients)
     # Without a barrier, the graph optimizer would replace division by a constant scale with multiplication by the
     # scale's reciprocal.
-    scale = optimization_barrier(tf.convert_to_tensor(scale))
+    scale = optimization_barrier(tf.convert_to_tensor(scale), for_xla=True)
     result: list[Any] = [None] * len(converted)
     for group in positions(converted):
         # A stack needs no optimization barrier, because the graph optimizer does not merge operations across a stack.
