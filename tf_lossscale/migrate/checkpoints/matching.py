@@ -41,7 +41,8 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
         raise ValueError(
             f"{file.path}: `variables` cannot be matched with the file's variables. Their names differ, and the file "
             f"does not tell the order of the variables that have the same shape: {_listed(_alike(matched))}. Pass a "
-            "dict {name in the file: variable}."
+            "dict {name in the file: variable}, in the order in which the variables were passed to the optimizer's "
+            "build()."
         )
     if matched is None:
         raise ValueError(
