@@ -625,3 +625,13 @@ def test_a_slot_of_an_h5_file_whose_variable_is_missing_takes_no_other_variable(
     assert gain.owner is None and not any(variable.name.endswith("own_gain/gain") for variable in file.variables)
     for slot in others:
         assert slot.owner.name.replace("/", "_") in slot.tensor.name
+
+
+def test_a_name_that_several_variables_of_the_file_have_is_an_error_that_lists_their_paths(tmp_path):
+    weights = {name: tf.Variable([1.0], name="Variable") for name in ("w0", "w1")}
+    path = tf.train.Checkpoint(optimizer=tf_keras.optimizers.SGD(), **weights).write(str(tmp_path / "ckpt"))
+    given = tf.Variable([0.0])
+    with pytest.raises(ValueError, match="several variables 'Variable'. Pass one of their paths: w0, w1"):
+        migrate.restore(path, tf_keras.optimizers.SGD(), {"Variable": given})
+    migrate.restore(path, tf_keras.optimizers.SGD(), {"w1": given})
+    assert float(given[0]) == 1.0
