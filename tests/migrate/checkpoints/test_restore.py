@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_lossscale import LossScaleOptimizer, migrate
+from tf_lossscale.migrate.checkpoints.read import read
 
 LEGACY = tf_keras.optimizers.legacy
 NEW = {"keras3": tf.keras.optimizers, "tf_keras": tf_keras.optimizers}
@@ -551,3 +552,86 @@ def test_variables_of_one_shape_whose_order_a_keras_file_does_not_tell_have_to_b
     migrate.restore(path, NEW[library].Adam(), dict(zip(folders, new.trainable_variables)))
     for a, b in zip(old.trainable_variables, new.trainable_variables):
         np.testing.assert_array_equal(a, b)
+
+
+def batch_and_layer_normalized(keras):
+    layers = keras.layers
+    normalized = [layers.BatchNormalization(scale=False), layers.LayerNormalization()]
+    return keras.Sequential([keras.Input((4,)), *normalized, layers.Dense(4)])
+
+
+def first_of_two_frozen(keras):
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((4,)), dense(4, trainable=False), dense(4), dense(4)])
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+@pytest.mark.parametrize("make", [batch_and_layer_normalized, first_of_two_frozen])
+@pytest.mark.parametrize("library", NEW)
+def test_no_slot_of_a_model_file_goes_to_a_variable_that_was_not_trained(library, make, suffix, tmp_path):
+    keras = tf.keras if library == "keras3" else tf_keras
+    old, new = (trained(make(keras)) for _ in range(2))
+    distinct_slots(old.optimizer)
+    path = tmp_path / f"model{suffix}"
+    old.save(path)
+    slots = read(path).optimizers[0].slots["m"]
+    for slot, variable in zip(slots, old.trainable_variables):
+        np.testing.assert_array_equal(slot.owner.value(), variable)
+    migrate.restore(path, new.optimizer, new.variables)
+    for a, b in zip(_variables_of(old.optimizer), _variables_of(new.optimizer)):
+        np.testing.assert_array_equal(a, b)
+    last = [slot.owner.path for slot in slots[-2:]]
+    optimizer = NEW[library].Adam()
+    assert migrate.restore(path, optimizer, dict(zip(last, new.trainable_variables[-2:]))).notes == ()
+    np.testing.assert_array_equal(optimizer._momentums[0], old.optimizer._momentums[-2])
+
+
+def distinct_slots(optimizer):
+    for i, variable in enumerate(_variables_of(optimizer)[2:]):
+        variable.assign(np.full(variable.shape, 100.0 + i))
+
+
+def test_a_slot_that_could_belong_to_several_variables_is_shown_without_one_and_restored_by_order(tmp_path):
+    old, new = (trained(of_layers(WithAMeanBeforeItsGain())) for _ in range(2))
+    distinct_slots(old.optimizer)
+    path = tmp_path / "model.keras"
+    old.save(path)
+    owners = [slot.owner for slot in read(path).optimizers[0].slots["m"]]
+    assert [owner is None for owner in owners] == [False, True, True, False, False]
+    optimizer = tf.keras.optimizers.Adam()
+    notes = migrate.restore(path, optimizer, new.variables).notes
+    assert any("does not say which variables the slots belong to" in note for note in notes)
+    for a, b in zip(_variables_of(old.optimizer)[2:], _variables_of(optimizer)[2:]):
+        np.testing.assert_array_equal(a, b)
+
+
+class WithItsOwnGain(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = tf.keras.layers.Dense(4), tf.keras.layers.Dense(4)
+        self.gain = self.add_weight(shape=(4,), initializer="ones", name="gain")
+
+    def call(self, x):
+        return self.second(self.first(x)) * self.gain
+
+
+def test_a_slot_of_an_h5_file_whose_variable_is_missing_takes_no_other_variable(tmp_path):
+    model = WithItsOwnGain()
+    model.compile(tf.keras.optimizers.Adam(), "mse")
+    model.train_on_batch(np.ones((4, 4), "float32"), np.zeros((4, 4), "float32"))
+    model.save(tmp_path / "model.h5")
+    file = read(tmp_path / "model.h5")
+    gain, *others = file.optimizers[0].slots["m"]
+    assert gain.owner is None and not any(variable.name.endswith("own_gain/gain") for variable in file.variables)
+    for slot in others:
+        assert slot.owner.name.replace("/", "_") in slot.tensor.name
+
+
+def test_a_name_that_several_variables_of_the_file_have_is_an_error_that_lists_their_paths(tmp_path):
+    weights = {name: tf.Variable([1.0], name="Variable") for name in ("w0", "w1")}
+    path = tf.train.Checkpoint(optimizer=tf_keras.optimizers.SGD(), **weights).write(str(tmp_path / "ckpt"))
+    given = tf.Variable([0.0])
+    with pytest.raises(ValueError, match="several variables 'Variable'. Pass one of their paths: w0, w1"):
+        migrate.restore(path, tf_keras.optimizers.SGD(), {"Variable": given})
+    migrate.restore(path, tf_keras.optimizers.SGD(), {"w1": given})
+    assert float(given[0]) == 1.0

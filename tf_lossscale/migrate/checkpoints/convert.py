@@ -224,7 +224,7 @@ def _trained(file: File, saved: Optimizer) -> list[str]:
     """Return the paths of the variables that have slots, in the file's order."""
     owners = set()
     for each in saved.slots.values():
-        for tensor, owner in matching.with_owners(each, file, file.variables):
+        for tensor, owner in matching.with_owners(each, file, file.ordered_variables):
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} belongs to. Call "

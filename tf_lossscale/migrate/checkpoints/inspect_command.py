@@ -93,7 +93,7 @@ def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
         "slots": {
             slot: [
                 {"variable": owner.path if owner else None, **_tensor(tensor)}
-                for tensor, owner in with_owners(each, file, file.variables)
+                for tensor, owner in with_owners(each, file, file.ordered_variables)
             ]
             for slot, each in optimizer.slots.items()
         },
@@ -163,7 +163,7 @@ def _variables(file: File) -> Any:
     of_nobody = []
     for optimizer in file.optimizers:
         for slot, each in optimizer.slots.items():
-            for saved, (tensor, owner) in zip(each, with_owners(each, file, file.variables)):
+            for saved, (tensor, owner) in zip(each, with_owners(each, file, file.ordered_variables)):
                 if owner is None:
                     of_nobody.append((saved.name or tensor.path, str(tensor.shape), tensor.dtype, slot))
                 else:

@@ -39,10 +39,12 @@ def read_archive(path: str) -> File:
         config = (model.get("compile_config") or {}).get("optimizer")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
     with explaining_damage(path, "model.weights.h5"):
-        variables, stored, order_is_known = _weights(path, _h5(path, io.BytesIO(parts["model.weights.h5"])), model)
+        variables, stored, order = _weights(path, _h5(path, io.BytesIO(parts["model.weights.h5"])), model)
+        trainable = [variable for variable in variables if variable.path not in order.untrained]
         for optimizer in optimizers:
-            _fill_from_list(optimizer, _without_scale_by_place(optimizer, stored, config), variables)
-    return File(path, ".keras", _writer(version), variables, optimizers, order_is_known=order_is_known)
+            stored = _without_scale_by_place(optimizer, stored, config)
+            _fill_from_list(optimizer, stored, variables, trainable if order.is_known else [])
+    return File(path, ".keras", _writer(version), variables, optimizers, order_is_known=order.is_known)
 
 
 def read_h5(path: str) -> File:
@@ -64,9 +66,9 @@ def read_h5(path: str) -> File:
             raise UnreadableError(f"{path}: the HDF5 file is not a Keras model.")
     if "model_weights" not in file:
         with explaining_damage(path, "the weights"):
-            variables, _, order_is_known = _weights(path, file, {})
+            variables, _, order = _weights(path, file, {})
         writer = _writer(version) if version else "Keras"
-        return File(path, ".weights.h5", writer, variables, [], order_is_known=order_is_known)
+        return File(path, ".weights.h5", writer, variables, [], order_is_known=order.is_known)
     with explaining_damage(path, "training_config"):
         config = _json(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
         optimizers = [] if not isinstance(config, dict) else [_of_config(config, version)]
@@ -79,7 +81,7 @@ def read_h5(path: str) -> File:
         if optimizers and "optimizer_weights" in file:
             group = file["optimizer_weights"]
             stored = [_tensor(path, group, _text(name)) for name in group.attrs["weight_names"]]
-            _fill_from_list(optimizers[0], _without_scale_by_name(optimizers[0], stored), variables)
+            _fill_from_list(optimizers[0], _without_scale_by_name(optimizers[0], stored), variables, variables)
     return File(path, ".h5", _writer(version), variables, optimizers)
 
 
@@ -150,9 +152,8 @@ def _tensor(path: str, group: Any, name: str) -> Tensor:
     return Tensor(plain, plain, tuple(dataset.shape), str(dataset.dtype), value)
 
 
-def _weights(path: str, file: Any, config: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], bool]:
-    """Return the variables of the layers, the variables of the optimizer, and whether the file tells the order of the
-    layers' variables."""
+def _weights(path: str, file: Any, config: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], keras_order.Order]:
+    """Return the variables of the layers, the variables of the optimizer, and the order of the layers' variables."""
     shapes = {}
 
     def visit(name: str, item: Any) -> None:
@@ -167,7 +168,7 @@ def _weights(path: str, file: Any, config: dict[str, Any]) -> tuple[list[Tensor]
         layer = _text(file[name].parent.attrs.get("name", "")) or name.removesuffix(f"/vars/{number}")
         variables.append(dataclasses.replace(_tensor(path, file, name), name=f"{layer}/{number}"))
     group = file.get("optimizer/vars", {})
-    return variables, [_tensor(path, group, name) for name in sorted(group, key=int)], order.is_known
+    return variables, [_tensor(path, group, name) for name in sorted(group, key=int)], order
 
 
 def _of_config(config: dict[str, Any], version: str) -> Optimizer:
@@ -247,8 +248,18 @@ def _without_keras_3s_wrapper(optimizer: Optimizer, stored: list[Tensor]) -> lis
     return stored[4:]
 
 
-def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
-    """Store saved variables as the optimizer's step count and slots. Their order shows which variable is which."""
+def _fill_from_list(
+    optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor], trainable: list[Tensor]
+) -> None:
+    """Store saved variables as the optimizer's step count and slots. Their order shows which variable is which.
+
+    Args:
+        optimizer: the optimizer to change.
+        stored: the optimizer's variables in the file.
+        variables: the variables of the layers.
+        trainable: the variables that the optimizer may have trained, in Keras's order, or an empty list if the order is
+            unknown.
+    """
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]
@@ -266,7 +277,39 @@ def _fill_from_list(optimizer: Optimizer, stored: list[Tensor], variables: list[
     for group in groups:
         part, stored = stored[: count * len(group)], stored[count * len(group) :]
         for i, slot in enumerate(group):
-            left = iter(variables)
-            for tensor in part[i :: len(group)]:
-                owner = next((variable for variable in left if variable.shape == tensor.shape), None)
-                optimizer.slots.setdefault(slot, []).append(Slot(tensor, owner, owner.name if owner else ""))
+            tensors = part[i :: len(group)]
+            owners = [_named_in(tensor, variables) for tensor in tensors]
+            if not any(owners):
+                owners = _only_owners(tensors, trainable)
+            optimizer.slots[slot] = [
+                Slot(tensor, owner, owner.name if owner else "") for tensor, owner in zip(tensors, owners)
+            ]
+
+
+def _named_in(slot: Tensor, variables: list[Tensor]) -> Tensor | None:
+    """Return the variable whose name is part of the slot's name, such as `Adam/m/dense/kernel` in an `.h5` file."""
+
+    def parts(name: str) -> str:
+        # Keras 3 joins the parts of a variable's name with underscores.
+        return f"_{name.replace('/', '_')}_"
+
+    named = [each for each in variables if each.shape == slot.shape and parts(each.name) in parts(slot.name)]
+    longest = max((len(each.name) for each in named), default=0)
+    named = [each for each in named if len(each.name) == longest]
+    return named[0] if len(named) == 1 else None
+
+
+def _only_owners(slots: list[Tensor], trainable: list[Tensor]) -> list[Tensor | None]:
+    """Return the variable of each slot, or None if the shapes leave several variables to choose from.
+
+    The slots are in the order of the variables, but some of the variables may have no slot. A slot's variable is
+    certain if it is both the first and the last one that the shapes allow.
+    """
+    first = _first_owners(slots, trainable)
+    last = _first_owners(slots[::-1], trainable[::-1])[::-1]
+    return [a if a == b else None for a, b in zip(first, last)]
+
+
+def _first_owners(slots: list[Tensor], variables: list[Tensor]) -> list[Tensor | None]:
+    following = iter(variables)
+    return [next((each for each in following if each.shape == slot.shape), None) for slot in slots]

@@ -21,6 +21,8 @@ class Order:
     shapes: dict[str, Shape]
     #: Whether the file tells the order. If it is False, variables of one shape may be in another order.
     is_known: bool
+    #: The paths of variables that an optimizer does not train, as far as the config says.
+    untrained: set[str] = dataclasses.field(default_factory=set)
 
 
 def order_of(shapes: dict[str, Shape], config: dict[str, Any]) -> Order:
@@ -44,13 +46,29 @@ def order_of(shapes: dict[str, Shape], config: dict[str, Any]) -> Order:
         The order, with the same paths.
     """
     own, folders = _split(shapes)
-    parts = [own]
+    parts = [dataclasses.replace(own, untrained=_untrained(list(own.shapes), config))]
     for name, inside in folders.items():
         layers = _layers(inside, config) if name in _LAYERS else None
         parts.append(_below(name, order_of(inside, {}) if layers is None else _joined(layers)))
     joined = _joined(parts)
     times = collections.Counter(shape for part in parts for shape in set(part.shapes.values()))
-    return Order(joined.shapes, joined.is_known and all(count == 1 for count in times.values()))
+    joined.is_known = joined.is_known and all(count == 1 for count in times.values())
+    if _settings(config).get("trainable") is False and "layers" not in _settings(config):
+        joined.untrained = set(joined.shapes)
+    return joined
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    settings = config.get("config")
+    return settings if isinstance(settings, dict) else {}
+
+
+def _untrained(own: list[str], config: dict[str, Any]) -> set[str]:
+    """Return the moving averages among the own variables of a BatchNormalization layer."""
+    if not str(config.get("class_name")).endswith("BatchNormalization"):
+        return set()
+    trained = sum(_settings(config).get(name, True) for name in ("center", "scale"))
+    return set(own[trained:])
 
 
 def _split(shapes: dict[str, Shape]) -> tuple[Order, dict[str, dict[str, Shape]]]:
@@ -69,8 +87,7 @@ def _split(shapes: dict[str, Shape]) -> tuple[Order, dict[str, dict[str, Shape]]
 def _layers(shapes: dict[str, Shape], config: dict[str, Any]) -> list[Order] | None:
     """Return the layers of a model in the order of its config, or None if the config does not list them."""
     _, folders = _split(shapes)
-    settings = config.get("config")
-    layers = settings.get("layers") if isinstance(settings, dict) else None
+    layers = _settings(config).get("layers")
     ordered = []
     counts: collections.Counter[str] = collections.Counter()
     for layer in layers if isinstance(layers, list) else []:
@@ -85,13 +102,14 @@ def _layers(shapes: dict[str, Shape], config: dict[str, Any]) -> list[Order] | N
 
 
 def _below(folder: str, order: Order) -> Order:
-    return Order({f"{folder}/{path}": shape for path, shape in order.shapes.items()}, order.is_known)
+    shapes = {f"{folder}/{path}": shape for path, shape in order.shapes.items()}
+    return Order(shapes, order.is_known, {f"{folder}/{path}" for path in order.untrained})
 
 
 def _joined(parts: Iterable[Order]) -> Order:
     parts = list(parts)
     shapes = {path: shape for part in parts for path, shape in part.shapes.items()}
-    return Order(shapes, all(part.is_known for part in parts))
+    return Order(shapes, all(part.is_known for part in parts), {path for part in parts for path in part.untrained})
 
 
 def _in_snake_case(name: str) -> str:

@@ -41,7 +41,8 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
         raise ValueError(
             f"{file.path}: `variables` cannot be matched with the file's variables. Their names differ, and the file "
             f"does not tell the order of the variables that have the same shape: {_listed(_alike(matched))}. Pass a "
-            "dict {name in the file: variable}."
+            "dict {name in the file: variable}, in the order in which the variables were passed to the optimizer's "
+            "build()."
         )
     if matched is None:
         raise ValueError(
@@ -90,7 +91,11 @@ def name_of(variable: Any) -> str:
 
 
 def _named(file: File, name: str, variable: Any) -> Tensor:
-    named = [tensor for tensor in file.variables if name in (tensor.path, tensor.name)]
+    named = [tensor for tensor in file.variables if name == tensor.path]
+    named = named or [tensor for tensor in file.variables if name == tensor.name]
+    if len(named) > 1:
+        paths = ", ".join(tensor.path for tensor in named)
+        raise ValueError(f"{file.path}: the file has several variables {name!r}. Pass one of their paths: {paths}.")
     if not named:
         names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
         raise ValueError(f"{file.path}: the file has no variable {name!r}, only: {names}.")

@@ -125,7 +125,7 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     _check_count(file, "iterations", iterations)
     _check_count(file, "the counter", saved.counter)
     values = [(variable, tensor.value()) for tensor, variable in pairs]
-    planned = _planned_slots(file, saved, kind, pairs, inner)
+    planned = _planned_slots(file, saved, kind, pairs, inner, notes)
     if not family.is_built:
         builds = family if optimizer is inner else optimizer
         # Optimizers from tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
@@ -190,15 +190,19 @@ def _joined(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any) -> list[tuple[str, Any, Any]]:
+def _planned_slots(
+    file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any, notes: list[str]
+) -> list[tuple[str, Any, Any]]:
     """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     planned = []
+    by_order: dict[str, None] = {}
     for slot, each in saved.slots.items():
         if slot not in slot_names.ATTRIBUTES[kind]:
             continue
-        for tensor, owner in matching.with_owners(each, file, trained):
+        named = [owner for _, owner in matching.with_owners(each, file, [])]
+        for (tensor, owner), sure in zip(matching.with_owners(each, file, trained), named):
             if owner is None:
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
@@ -219,6 +223,13 @@ def _planned_slots(file: File, saved: Optimizer, kind: str, pairs: list[Any], in
                 # negative learning rate.
                 value = np.float32(-_learning_rate_now(inner)) * value
             planned.append((slot, variable, value))
+            if sure is None and [other.shape for other in trained].count(tensor.shape) > 1:
+                by_order[matching.name_of(variable)] = None
+    if by_order:
+        notes.append(
+            "The file does not say which variables the slots belong to. They were matched with `variables` in the "
+            f"order of the optimizer's build(): {', '.join(by_order)}."
+        )
     return planned
 
 

@@ -126,6 +126,11 @@ class File:
     #: shape may be in another order.
     order_is_known: bool = True
 
+    @property
+    def ordered_variables(self) -> list[Tensor]:
+        """The variables in Keras's order, or an empty list if the file does not tell the order."""
+        return self.variables if self.order_is_known else []
+
 
 @contextlib.contextmanager
 def explaining_damage(path: str, part: str) -> Iterator[None]:
