@@ -152,7 +152,7 @@ class _JointUpdate(Update):
         return [gradient for own in each for gradient in own]
 
     def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Return (update, elements) pairs: each update with the elements of `gradients` that belong to it."""
+        """Return (update, gradients) pairs: each optimizer's update with the gradients of this optimizer."""
         return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
 
     def may_differ(self) -> bool:

@@ -631,7 +631,7 @@ def test_a_name_that_several_variables_of_the_file_have_is_an_error_that_lists_t
     weights = {name: tf.Variable([1.0], name="Variable") for name in ("w0", "w1")}
     path = tf.train.Checkpoint(optimizer=tf_keras.optimizers.SGD(), **weights).write(str(tmp_path / "ckpt"))
     given = tf.Variable([0.0])
-    with pytest.raises(ValueError, match="several variables 'Variable'. Pass one of their paths: w0, w1"):
+    with pytest.raises(ValueError, match=r"several variables 'Variable'\. Pass one of their paths: w0, w1"):
         migrate.restore(path, tf_keras.optimizers.SGD(), {"Variable": given})
     migrate.restore(path, tf_keras.optimizers.SGD(), {"w1": given})
     assert float(given[0]) == 1.0

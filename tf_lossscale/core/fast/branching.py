@@ -107,7 +107,7 @@ def _call(outcome: tf.Tensor) -> None:
     """Make TensorFlow run a tf.cond as one operation that calls a branch, instead of adding a switch for each input.
 
     A branch that is called in this way runs on a single device, so programs with several devices are left unchanged.
-    TF1 graphs are left unchanged, too: a session cannot call a branch inside a conditional of the user's.
+    TF1 graphs are left unchanged, too: if user code puts this tf.cond into another, a session cannot call the branch.
     """
     if in_xla_context() or tf.distribute.has_strategy() or len(tf.config.list_logical_devices()) > 1:
         return
