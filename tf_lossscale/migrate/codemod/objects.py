@@ -241,7 +241,7 @@ class ObjectPlanner(Visitor):
     def _state(self, outer: cst.Attribute, node: cst.Attribute, found: set[str]) -> None:
         name = outer.attr.value
         if node.attr.value == "_loss_scale" and (name == "multiplier" or not self._module.is_read(outer)):
-            # The `_loss_scale` of this package's wrapper has `multiplier`, too, and accepts assignments to its attributes.
+            # The `_loss_scale` of this package's wrapper has `multiplier`, too. Its attributes can be assigned.
             return
         if name in names.STATE and found <= _PLAIN_OR_WRAPPER:
             new = cst.Name(names.STATE[name])
