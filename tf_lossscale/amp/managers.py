@@ -216,8 +216,6 @@ class DynamicLossScaleUpdateCell(tf.Module):
         cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
         last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
         self.cur_iter, self.last_overflow_iter = readable(cur_iter), readable(last_overflow_iter)
-        # This line raises an error if an argument is out of range.
-        self._rules  # noqa: B018
 
     @property
     def _rules(self) -> Rules:

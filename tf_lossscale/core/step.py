@@ -3,8 +3,8 @@
 Importing `core` imports `core/fast`, which registers a faster version of each function decorated with
 `has_faster_twin`. In a graph, the faster versions record what a tensor was computed from (see `core.notes.origin`), for
 example which stack of gradients it is a part of. `as_arguments`, `apply_or_skip` and the check then use the recorded
-tensors instead of the tensors that are passed to them. The applied gradients are bitwise equal to those of the plain
-functions.
+tensors instead of their arguments. The applied gradients are bitwise equal to the gradients that the plain functions
+compute.
 """
 
 from __future__ import annotations

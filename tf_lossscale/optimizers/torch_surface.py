@@ -160,7 +160,7 @@ class TorchSurface(AdafactorBase):
 
         A training run that began in PyTorch can be continued this way. The optimizer's `iterations`, which learning
         rate schedules read, is set to the largest "step" in the state dict. If a group's `lr` is a schedule or a
-        function, it stays as it is. If it is a variable, the variable is assigned the saved learning rate.
+        function, it does not change. If `lr` is a variable, the saved learning rate is assigned to it.
 
         Args:
             state_dict: a dict as returned by `state_dict`. Neither this method nor a hook changes it.

@@ -246,9 +246,10 @@ class Contract:
     def _are_of_scale_loss(self, gradients: list[Any], places: list[Any]) -> bool:
         """Return whether gradients of the result of `scale_loss` were only read by `get_unscaled_gradients`."""
         calls = self._calls_in(places[:1])
-        read_after_scale_loss = any(call.unscales and call.after_scale_loss and not call.followed_in for call in calls)
+        if not any(call.unscales and call.leaves_scaled for call in calls):
+            return False
         given = [gradient for gradient in gradients if gradient is not None]
-        return read_after_scale_loss and bool(given) and all(map(notes.is_scaled, given))
+        return bool(given) and all(map(notes.is_scaled, given))
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return what earlier method calls imply, and whether they were made in the innermost function being traced.

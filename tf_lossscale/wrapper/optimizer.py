@@ -288,8 +288,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
-        scale = lambda loss: scaling.scale_loss(loss, self._factor.for_loss(self._loss_scale))  # noqa: E731
-        scaled = self._scaled("get_scaled_loss", loss, scale)
+        scaled = self._scaled(
+            "get_scaled_loss", loss, lambda loss: scaling.scale_loss(loss, self._factor.for_loss(self._loss_scale))
+        )
         _warn_if_loss_cannot_hold(loss, lambda: self._factor.current(self._loss_scale))
         return scaled
 
@@ -770,7 +771,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._loss_scale.bring_into_range()
 
     def _are_of_scale(self, values: list[Any]) -> bool:
-        """Return whether arrays can be the values of the loss scale's variables, and not those of slots."""
+        """Return whether arrays match the loss scale's variables in shape and kind of dtype. Slots do not match."""
         arrays, variables = [np.asarray(value) for value in values], self._loss_scale.variables
         return [(array.shape, array.dtype.kind) for array in arrays] == [
             (tuple(variable.shape), variable.dtype.as_numpy_dtype().dtype.kind) for variable in variables

@@ -33,7 +33,7 @@ Exports = dict[str, list[str]]
 
 
 class Around(NamedTuple):
-    """What the migration of one file needs to know about the other files of the project.
+    """The facts about the other files of a project that the migration of one file depends on.
 
     If there are no other files, `wraps` and `compiles` are None.
     """
