@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tensorflow as tf
 
-from benchmarks import ablation, beside, contenders, costs, machine, report, steps
+from benchmarks import beside, contenders, costs, machine, report, steps
 
 JSON = pathlib.Path(__file__).parents[1] / "docs" / "performance.json"
 
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     results = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
     wanted = [
         cell
-        for cell in (*steps.cells(), *costs.cells(), *ablation.cells(), *beside.cells())
+        for cell in (*steps.cells(), *costs.cells(), *beside.cells())
         if re.search(options.only, ", ".join(cell.values()))
     ]
     wanted = [
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
             report.plot(options.json.with_suffix(".svg"), results)
 
 
-_MODULES = {ablation.WHAT: ablation, beside.WHAT: beside, beside.FIRST_CALL: beside, **dict.fromkeys(costs.ALL, costs)}
+_MODULES = {beside.WHAT: beside, beside.FIRST_CALL: beside, **dict.fromkeys(costs.ALL, costs)}
 
 
 def _measure(wanted: list[dict[str, str]], options: argparse.Namespace, results: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Measures the time of tracing, compilation and imports, the size of graphs, and peak memory."""
 
-import contextlib
 import functools
 import gc
 import json
@@ -14,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import clock, contenders, steps
-from tf_lossscale.core import fast
 
 MEMORY = "tf_keras legacy"
 ALL = ("tracing", "compiling", "peak memory", "import")
@@ -100,12 +98,12 @@ def apart(*what: str, env: dict[str, str] | None = None) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peak_apart(workload: str, name: str, without: str = "") -> float:
+def peak_apart(workload: str, name: str) -> float:
     """Call `peak_of_a_step` in a fresh process, and return its result."""
-    return apart("memory", workload, name, without)
+    return apart("memory", workload, name)
 
 
-def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
+def peak_of_a_step(workload: str, name: str) -> float:
     """Take two steps, and return the increase in this process's peak memory, in megabytes.
 
     The peak includes the variables, the gradients and Adam's moments. The allocator does not return memory to the
@@ -114,9 +112,8 @@ def peak_of_a_step(workload: str, name: str, without: str = "") -> float:
     before = _peak()
     what = "minimize" if name in contenders.MINIMIZERS else "step"
     step = tf.function(steps.made({"what": what, "mode": "tf.function", "family": MEMORY, "workload": workload}, name))
-    with fast.without(without) if without in fast.TRICKS else contextlib.nullcontext():
-        for _ in range(2):
-            step()
+    for _ in range(2):
+        step()
     return round((_peak() - before) / 1024, 1)
 
 

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks import ablation, beside, contenders, steps, workloads
-from tf_lossscale.core import fast
+from benchmarks import beside, contenders, steps, workloads
 
 Row = dict[str, Any]
 COLUMNS = {name: name for name in (contenders.OURS, contenders.OURS_APPLY, contenders.THEIRS)}
@@ -70,7 +69,6 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         steps.COMPILED: _ratios(_sorted(rows, steps.COMPILED), _COMPILED),
         "beside": _beside(_sorted(rows, beside.WHAT)),
         "first call": _first_calls(_sorted(rows, beside.FIRST_CALL)),
-        "ablation": _ablation(_sorted(rows, ablation.WHAT)),
         "tracing": _traced(_sorted(rows, "tracing")),
         "compiling": _traced(_sorted(rows, "compiling")),
         "peak memory": _table(
@@ -168,23 +166,6 @@ def _measured_on(rows: Iterable[Row], machine: Row) -> str:
     others = [row["machine"] for row in rows if row.get("machine", machine) != machine]
     shown = sorted({f"{other['processor']}, {other['cores']} cores" for other in others})
     return f"\n\nMeasured on: {'; '.join(shown)}." if shown else ""
-
-
-def _ablation(rows: list[Row]) -> str:
-    timed = [row for row in rows if "ratios" in row]
-    lines = [
-        [row["mode"], row["family"], row["workload"], *(_ratio(row, trick) for trick in fast.TRICKS), row["rounds"]]
-        for row in timed
-    ]
-    for row in rows:
-        if "megabytes" in row:
-            more = [_megabytes(row["megabytes"], trick) for trick in fast.TRICKS]
-            lines.append([row["mode"], row["family"], row["workload"], *more, ""])
-    return _table(["mode", "Adam of", "what is trained", *fast.TRICKS, "rounds"], lines)
-
-
-def _megabytes(peaks: dict[str, float], trick: str) -> str:
-    return f"+{peaks[trick] - peaks[ablation.ALL]:.0f} MB" if trick in peaks else ""
 
 
 def renew(page: pathlib.Path, results: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def main(arguments=None):
     def optimizer():
         inner = tf.keras.optimizers.Adam(2e-3, beta_1=0.5)
         if options.scales == "shared":
-            return tf_lossscale.LossScaleOptimizer(inner, loss_scale_manager=shared)
+            return tf_lossscale.LossScaleOptimizer(inner, loss_scale=shared)
         return tf_lossscale.LossScaleOptimizer(inner, initial_scale=2**24, dynamic_growth_steps=500)
 
     optimizers = optimizer(), optimizer()

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import __main__ as command
-from benchmarks import ablation, beside, clock, contenders, costs, report, steps, workloads
-from tf_lossscale.core import fast
+from benchmarks import beside, clock, contenders, costs, report, steps, workloads
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 TINY = {"mode": "tf.function", "family": "tf_keras legacy", "workload": "3 x 1k"}
@@ -23,7 +22,7 @@ def results():
 def only_tiny(monkeypatch):
     """The suite has one cell."""
     monkeypatch.setattr(steps, "cells", lambda: iter([{"what": "step", **TINY}]))
-    for module in (costs, ablation, beside):
+    for module in (costs, beside):
         monkeypatch.setattr(module, "cells", lambda: iter([]))
 
 
@@ -40,7 +39,7 @@ def test_a_cell_is_measured_for_every_contender(what):
         "diagnose": 2,
         "growth": 2,
         steps.COMPILED: 4,
-        steps.EXPONENTS: 5,
+        steps.EXPONENTS: 4,
     }
     assert len(row["ratios"]) == wanted[what]
     bare, *others = row["ratios"].values()
@@ -194,7 +193,7 @@ def test_cells_that_take_minutes_to_begin_are_measured_on_demand(tmp_path, capsy
     usual, more = listed(), listed("--long") - listed()
     assert usual
     assert "step, mirrored, Keras 3, ResNet-50" in more
-    long = [f"{what}, {mode}, " for what in ("step", "ablation") for mode in ("jit_compile", "mirrored")]
+    long = [f"{what}, {mode}, " for what in ("step",) for mode in ("jit_compile", "mirrored")]
     assert all(line.startswith(tuple(long)) for line in more)
 
 
@@ -222,14 +221,6 @@ def test_a_run_goes_on_with_what_is_missing(tmp_path, capsys):
     assert listed("--missing", "2026-01-31T15:01").startswith(name)
     (tmp_path / "numbers.json").write_text(json.dumps({"rows": [{"what": "step", **TINY, "refused": {"bare": "no"}}]}))
     assert listed("--missing").startswith(name)
-
-
-def test_a_step_is_measured_without_each_trick():
-    row = ablation.measure({"what": "ablation", **TINY}, seconds=0, least=1)
-    assert set(row["ratios"]) == {ablation.ALL, *ablation.TRICKS[TINY["mode"]]}
-    assert {trick for tricks in ablation.TRICKS.values() for trick in tricks} == set(fast.TRICKS)
-    table = _table([row], "ablation")
-    assert f"{row['ratios']['stacks']['processor']:.2f}" in table
 
 
 def test_turns_are_taken_and_ratios_are_medians_of_rounds():

@@ -78,14 +78,14 @@ def test_the_tour_names_files_that_exist_and_functions_where_they_are(quoted):
     files = [PACKAGE / name for name in quoted if name.endswith(".py")]
     assert [file for file in files if not file.exists()] == []
     names = {name for file in files or PACKAGE.rglob("*.py") for name in defined_in(file)}
-    public = set(dir(tf_lossscale.LossScaleOptimizer)) | {"merge_call", "if", "core/fast", "iterations"}
+    public = set(dir(tf_lossscale.LossScaleOptimizer)) | {"merge_call", "if", "iterations"}
     functions = [name for name in quoted if re.fullmatch(r"\w+", name)]
     elsewhere = {name for file in PACKAGE.rglob("*.py") for name in defined_in(file)}
     assert [name for name in functions if name not in names | public] == [] or not files
     assert [name for name in functions if name not in elsewhere | public] == []
 
 
-@pytest.mark.parametrize("folder", ["core", "core/fast", "wrapper"])
+@pytest.mark.parametrize("folder", ["core", "wrapper"])
 def test_the_tree_of_the_architecture_has_every_module_once(folder):
     tree = (DOCS / "architecture.md").read_text().split("```")[1]
     depth = 2 + 2 * folder.count("/")

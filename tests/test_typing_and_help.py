@@ -65,7 +65,7 @@ for row in optimizer.overflow_report():
     assert_type(row.variable, str)
 
 shared = SharedLossScale(initial_scale=8.0)
-LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared)
+LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=shared)
 assert_type(amp.DynamicLossScaleManager(), DynamicLossScaleManager)
 assert_type(tf_lossscale.amp.DynamicLossScaleManager().get_loss_scale(), float)
 assert_type(from_loss_scale(optimizer, 8), LossScaleOptimizer)

@@ -104,7 +104,7 @@ class SharedStep(Step):
 
     def _made_optimizers(self, growth_steps):
         self._shared = SharedLossScale(dynamic_growth_steps=growth_steps)
-        return [LossScaleOptimizer(self._family.adam(), loss_scale_manager=self._shared) for _ in self._weights]
+        return [LossScaleOptimizer(self._family.adam(), loss_scale=self._shared) for _ in self._weights]
 
     def _train(self, batch):
         with tf.GradientTape(persistent=True) as tape:

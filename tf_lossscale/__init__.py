@@ -15,9 +15,10 @@ __version__ = "0.1.0"
 # Maps each public name to the module that defines it. The module is imported when the name is first used, so importing
 # this package is cheap.
 _HOMES = {
-    "DynamicLossScale": "tf_lossscale.core.state",
+    "DynamicLossScale": "tf_lossscale.core.loss_scale",
     "Family": "tf_lossscale.wrapper.family",
-    "LossScale": "tf_lossscale.core.state",
+    "FixedLossScale": "tf_lossscale.core.loss_scale",
+    "LossScale": "tf_lossscale.core.loss_scale",
     "LossScaleOptimizer": "tf_lossscale.wrapper.optimizer",
     "LossScaleMonitor": "tf_lossscale.monitoring.callback",
     "Rules": "tf_lossscale.core.rules",
@@ -36,6 +37,7 @@ _SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
 __all__ = [
     "DynamicLossScale",
     "Family",
+    "FixedLossScale",
     "LossScale",
     "LossScaleMonitor",
     "LossScaleOptimizer",
@@ -56,8 +58,8 @@ if TYPE_CHECKING:
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
     from tf_lossscale import probability as probability
+    from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
     from tf_lossscale.core.rules import Rules
-    from tf_lossscale.core.state import DynamicLossScale, LossScale
     from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.probing import probe

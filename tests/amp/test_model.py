@@ -70,7 +70,7 @@ def gradient_step(optimizer, weight, gradient):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_drop_overflow_update_decides_whether_an_overflow_is_applied(make, compiled):
     for drop, after in ((True, 1.0), (False, -np.inf)):
-        optimizer = LossScaleOptimizer(make(1.0), loss_scale_manager=amp.FixedLossScaleManager(8.0, drop))
+        optimizer = LossScaleOptimizer(make(1.0), loss_scale=amp.FixedLossScaleManager(8.0, drop))
         weight = tf.Variable([1.0])
         step = tf.function(gradient_step) if compiled else gradient_step
         step(optimizer, weight, tf.constant([np.inf]))
@@ -83,12 +83,14 @@ def test_drop_overflow_update_decides_whether_an_overflow_is_applied(make, compi
 
 
 def test_bad_managers_and_combinations_are_refused():
-    with pytest.raises(TypeError, match="as_loss_scale"):
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager="dynamic")
+    with pytest.raises(TypeError, match=r"TensorFlow 2\.3's argument"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale="dynamic")
+    with pytest.raises(TypeError, match="Its name is `loss_scale` now"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=amp.DynamicLossScaleManager())
     with pytest.raises(ValueError, match="Leave out"):
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8, loss_scale_manager=amp.DynamicLossScaleManager())
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8, loss_scale=amp.DynamicLossScaleManager())
     with pytest.raises(ValueError, match="growth_factor"):
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=amp.DynamicLossScaleManager(scale_factor=0.5))
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=amp.DynamicLossScaleManager(scale_factor=0.5))
     wrapped = LossScaleOptimizer(tf.keras.optimizers.SGD())
     with pytest.raises(ValueError, match="already"):
         amp.Model(network(tf.keras), "mse", wrapped, loss_scale_manager=amp.DynamicLossScaleManager())

@@ -67,7 +67,7 @@ MANAGERS = {
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
 def test_a_manager_of_ones_own_moves_the_scale(make, compiled, name):
     manager, scales, skips = MANAGERS[name]
-    optimizer = LossScaleOptimizer(make(0.5), loss_scale_manager=manager())
+    optimizer = LossScaleOptimizer(make(0.5), loss_scale=manager())
     weight = tf.Variable(1.0)
 
     def step(factor):
@@ -85,7 +85,7 @@ def resumed(manager, tmp_path, compiled=False):
 
     def made():
         weight = tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.0), loss_scale_manager=manager())
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.0), loss_scale=manager())
         optimizer.build([weight])
 
         def step(factor):
@@ -125,7 +125,7 @@ def test_a_manager_that_cannot_go_on_from_a_restored_scale_is_reported(tmp_path,
 
 def test_a_scale_that_the_user_gives_a_manager_is_kept():
     manager = Cautious(64, 2, 100)
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.0), loss_scale_manager=manager)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.0), loss_scale=manager)
     weight = tf.Variable(1.0)
     manager.loss_scale = 32
     optimizer.minimize(lambda: weight * 1.0, [weight])
@@ -160,7 +160,7 @@ def test_an_update_cell_moves_the_scale_in_a_session():
     train = tf.compat.v1.train
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         manager = OfACell(1024.0, 4, 2)
-        optimizer = LossScaleOptimizer(train.GradientDescentOptimizer(0.125), loss_scale_manager=manager)
+        optimizer = LossScaleOptimizer(train.GradientDescentOptimizer(0.125), loss_scale=manager)
         weight, factor = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
         step = optimizer.minimize(weight * factor, var_list=[weight])
         session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])

@@ -115,7 +115,6 @@ DELEGATED = {
         "ema_momentum",
         "global_clipnorm",
         "gradient_accumulation_steps",
-        "loss_scale_factor",
         "use_ema",
         "weight_decay",
     },

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.finite import all_finite
+from tf_lossscale.core.gradients import all_finite
 
-pytestmark = pytest.mark.with_and_without_tricks
 SETTINGS = hypothesis.settings(max_examples=150)
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 INF, NAN = float("inf"), float("nan")

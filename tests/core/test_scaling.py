@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core import scaling
+from tf_lossscale.core import gradients as scaling
 from tf_lossscale.core.graphs import optimization_barrier
 
-pytestmark = pytest.mark.with_and_without_tricks
 SETTINGS = hypothesis.settings(max_examples=100)
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 values = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=2), elements=st.floats(-1000, 1000, width=16))

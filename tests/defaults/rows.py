@@ -33,9 +33,14 @@ class Constant(LossScale):
         return tf.constant(64.0)
 Constant()()
 """,
+    "tf_lossscale.FixedLossScale": """
+scale = FixedLossScale(8.0, skip_nonfinite=True)
+scale.step([tf.constant(1.0)], lambda gradients: None)
+""",
     "tf_lossscale.DynamicLossScale": """
 scale = DynamicLossScale(8.0)
 scale()
+scale.set_state(scale.state())
 """,
     "Family": """
 class Steps(Family):
@@ -49,7 +54,7 @@ class Steps(Family):
 """,
     "SharedLossScale": """
 shared = tf_lossscale.SharedLossScale()
-optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared)
+optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=shared)
 weight = tf.Variable(1.0)
 with shared.together():
     _ = optimizer.minimize(lambda: weight**2, [weight])
@@ -246,7 +251,7 @@ ONLY_TO_DERIVE_FROM = {"Family"}
 
 # Caller -> members of public classes that it calls, and users do not. The loss scales of `core` are called by the step.
 CALLED_BY = {
-    "the wrapper and the step": {"as_loss_scale", "check", "current_loss_scale", "defer", "good_steps", "record"},
+    "the wrapper and the step": {"as_loss_scale", "check", "current_loss_scale", "good_steps", "may_skip", "move"},
     "fit": {"on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end"},
     "Model.train": {"as_callback"},
     "Keras": {"build", "update_step", "has_step_hooks"},

@@ -96,7 +96,7 @@ def test_a_users_own_manager_works_without_deriving_from_ours():
 def test_an_amp_manager_is_taken_by_the_main_wrapper_around_tensorflow_1_optimizers():
     manager = amp.DynamicLossScaleManager(64, 2, 2)
     weight = tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(train.MomentumOptimizer(0.5, 0.0), loss_scale_manager=manager)
+    optimizer = LossScaleOptimizer(train.MomentumOptimizer(0.5, 0.0), loss_scale=manager)
     for _ in range(2):
         optimizer.apply_gradients([(tf.constant(0.5), weight)])
     assert (weight.numpy(), float(optimizer.loss_scale)) == (0.5, 128.0)

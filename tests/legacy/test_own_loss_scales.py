@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import families, strategies
 from tf_lossscale import LossScaleOptimizer, amp, legacy
-from tf_lossscale.core import state
+from tf_lossscale.core import loss_scale as state
 from tf_lossscale.legacy import contrib, experimental
 
 train = tf.compat.v1.train
@@ -76,12 +76,12 @@ def test_a_skip_is_noted_whoever_decides_it(family, compiled):
         amp.DynamicLossScaleManager(4),
         legacy.DynamicLossScale(4, 10),
     ):
-        optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=manager)
+        optimizer = LossScaleOptimizer(family.sgd(), loss_scale=manager)
         assert outcomes(optimizer, [1.0, np.inf, np.inf, 1.0], compiled) == skipping, manager
-    optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=Never(4))
+    optimizer = LossScaleOptimizer(family.sgd(), loss_scale=Never(4))
     assert outcomes(optimizer, [1.0], compiled) == [(1.0, True, 1)]
     for manager in (legacy.FixedLossScale(4), amp.FixedLossScaleManager(4, drop_overflow_update=False)):
-        optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=manager)
+        optimizer = LossScaleOptimizer(family.sgd(), loss_scale=manager)
         assert outcomes(optimizer, [1.0, np.inf], compiled) == [(0.5, False, 0), (-np.inf, False, 0)]
 
 
@@ -90,7 +90,7 @@ def test_a_skip_is_noted_once_for_all_replicas(make):
     strategy = strategies.get("mirrored_2")
     with strategy.scope():
         weight = tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=make())
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=make())
 
     @tf.function
     def run(gradients):
@@ -151,7 +151,7 @@ def test_a_loss_scale_gets_all_gradients_that_the_caller_has_summed_over_the_rep
     strategy, scale = strategies.get("mirrored_2"), make()
     with strategy.scope():
         weights = [tf.Variable(tf.ones(shape)) for shape in ([2], [], [3, 2])]
-        optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=scale, diagnose=diagnose)
+        optimizer = LossScaleOptimizer(family.sgd(), loss_scale=scale, diagnose=diagnose)
 
     def replica(of_first, of_second):
         is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)

@@ -121,8 +121,7 @@ def test_a_loss_scale_that_uses_private_attributes(scale, after):
     assert (float(scale()), int(scale._num_good_steps)) == after
     assert scale._initial_loss_scale == 8.0
     for make in (LossScaleOptimizer, experimental.LossScaleOptimizer):
-        arguments = {"loss_scale_manager": scale} if make is LossScaleOptimizer else {"loss_scale": scale}
-        optimizer = make(tf.keras.optimizers.SGD(0.1), **arguments)
+        optimizer = make(tf.keras.optimizers.SGD(0.1), loss_scale=scale)
         assert float(tf.convert_to_tensor(optimizer.loss_scale)) == after[0]
 
 

@@ -254,7 +254,7 @@ def test_a_class_made_from_the_instances_class_as_horovod_makes_it(family):
 
 @families
 def test_the_loss_scale_can_be_replaced_by_another_and_by_nothing_else(family):
-    from tf_lossscale.core.state import FixedLossScale
+    from tf_lossscale.core.loss_scale import FixedLossScale
 
     optimizer = LossScaleOptimizer(family.sgd())
     with pytest.raises(TypeError, match="_loss_scale"):
@@ -343,7 +343,7 @@ RULES = {
 def test_a_config_that_cannot_contain_the_rule_of_the_loss_scale_says_so(name, monkeypatch):
     said = []
     monkeypatch.setattr("absl.logging.warning", lambda message, *values: said.append(message % values))
-    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=RULES[name]()).get_config()
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=RULES[name]()).get_config()
     assert [f"such as {name}." in each for each in said] == [True]
 
 
@@ -353,5 +353,5 @@ def test_a_config_that_cannot_contain_the_rule_of_the_loss_scale_says_so(name, m
 )
 def test_a_config_that_contains_the_rule_of_the_loss_scale_does_not_warn(manager, monkeypatch):
     monkeypatch.setattr("absl.logging.warning", lambda *arguments: pytest.fail(str(arguments)))
-    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=manager()).get_config()
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=manager()).get_config()
     LossScaleOptimizer(tf.keras.optimizers.SGD()).get_config()

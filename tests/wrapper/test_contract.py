@@ -438,7 +438,7 @@ def test_a_loss_of_two_optimizers_is_scaled_and_unscaled_by_both_unless_they_sha
     gradients = first.get_unscaled_gradients(second.get_unscaled_gradients([tape.gradient(loss, weight)]))
     assert gradients[0].numpy() == 3.0
     shared = SharedLossScale(initial_scale=8.0)
-    first, second = (LossScaleOptimizer(family.sgd(), loss_scale_manager=shared) for _ in range(2))
+    first, second = (LossScaleOptimizer(family.sgd(), loss_scale=shared) for _ in range(2))
     with pytest.raises(RuntimeError, match="scaled already"):
         first.get_scaled_loss(second.get_scaled_loss(tf.constant(1.0)))
     with pytest.raises(RuntimeError, match="already unscaled, because an earlier call returned it"):

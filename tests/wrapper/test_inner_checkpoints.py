@@ -101,13 +101,13 @@ def test_a_file_of_the_wrapper_and_one_of_its_inner_optimizer_hold_the_same(fami
 def test_optimizers_that_share_a_scale_bring_it_back_from_any_of_them(family, tmp_path):
     shared, inner = SharedLossScale(8.0), [family.sgd(), family.sgd()]
     for each in inner:
-        LossScaleOptimizer(each, loss_scale_manager=shared)
+        LossScaleOptimizer(each, loss_scale=shared)
     shared.current_loss_scale.assign(2.0)
     path = tf.train.Checkpoint(second=inner[1]).write(str(tmp_path / "ckpt"))
     shared, inner = SharedLossScale(8.0), [family.sgd(), family.sgd()]
     tf.train.Checkpoint(second=inner[1]).read(path)
     for each in inner:
-        LossScaleOptimizer(each, loss_scale_manager=shared)
+        LossScaleOptimizer(each, loss_scale=shared)
     assert float(shared()) == 2.0
 
 

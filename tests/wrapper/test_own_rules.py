@@ -11,22 +11,20 @@ from tf_lossscale import LossScaleOptimizer
 
 
 class SkipsLargeNorms(tf_lossscale.DynamicLossScale):
-    """Skips a step whose gradient norm is above 6; keeps the last norm that each method was passed."""
-
-    uses_norm = True
-    traceable = True
+    """Skips a step whose gradient norm is above 6; keeps the last norm."""
 
     def __init__(self):
         super().__init__(8.0)
-        self.checked, self.moved = (tf.Variable(0.0, trainable=False) for _ in range(2))
+        self.checked = tf.Variable(0.0, trainable=False)
 
-    def check(self, gradients, norm):
+    def check(self, gradients):
+        norm = tf.linalg.global_norm(gradients)
         noted = self.checked.assign(norm)
         with tf.control_dependencies([] if tf.executing_eagerly() else [noted]):
             return tf.logical_and(super().check(gradients), norm <= 6.0)
 
-    def move(self, applied, norm):
-        return [self.moved.assign(norm), *super().move(tf.math.is_finite(norm))]
+    def move(self, applied):
+        return super().move(tf.math.is_finite(self.checked))
 
 
 def values(variable):
@@ -37,12 +35,12 @@ WAYS = ["eager", "function", "jit_compile", "eager_jit_compile", "mirrored_2", "
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_check_and_move_are_passed_the_norm_of_the_summed_unscaled_gradients(way):
+def test_check_is_passed_the_summed_unscaled_gradients(way):
     strategy = strategies.get("mirrored_2") if way.startswith("mirrored_2") else tf.distribute.get_strategy()
     with strategy.scope():
         scale = SkipsLargeNorms()
         inner = tf.keras.optimizers.SGD(0.5)
-        optimizer = LossScaleOptimizer(inner, loss_scale_manager=scale, jit_compile="jit" in way)
+        optimizer = LossScaleOptimizer(inner, loss_scale=scale, jit_compile="jit" in way)
         weights = [tf.Variable([1.0]), tf.Variable([2.0])]
 
     def take(factor):
@@ -61,7 +59,6 @@ def test_check_and_move_are_passed_the_norm_of_the_summed_unscaled_gradients(way
         seen.append(
             (
                 float(copies[0]),
-                float(strategy.experimental_local_results(scale.moved)[0]),
                 bool(strategy.experimental_local_results(optimizer.last_step_skipped)[0]),
                 float(optimizer.loss_scale),
                 strategy.experimental_local_results(weights[0])[0].numpy().item(),
@@ -70,7 +67,7 @@ def test_check_and_move_are_passed_the_norm_of_the_summed_unscaled_gradients(way
         assert len({float(copy) for copy in copies if not np.isnan(copy)}) <= 1
     np.testing.assert_allclose(
         seen,
-        [(5, 5, 0, 8, -0.5), (10, 10, 1, 8, -0.5), (np.nan, np.nan, 1, 4, -0.5), (2.5, 2.5, 0, 4, -1.25)],
+        [(5, 0, 8, -0.5), (10, 1, 8, -0.5), (np.nan, 1, 4, -0.5), (2.5, 0, 4, -1.25)],
     )
 
 
@@ -92,7 +89,7 @@ def test_a_rule_sees_sparse_gradients_and_missing_ones_and_runs_once_in_a_step(f
             calls.append(bool(applied))
             return []
 
-    optimizer = LossScaleOptimizer(family.sgd(), loss_scale_manager=Noting())
+    optimizer = LossScaleOptimizer(family.sgd(), loss_scale=Noting())
     table, weight, unused = tf.Variable([[1.0], [2.0]]), tf.Variable(1.0), tf.Variable(1.0)
     sparse = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([1]), tf.constant([2, 1]))
     optimizer.get_scaled_loss(0.0)
@@ -107,7 +104,7 @@ def test_a_rule_sees_sparse_gradients_and_missing_ones_and_runs_once_in_a_step(f
 
 def test_a_rule_of_ones_own_is_saved_with_the_optimizer(tmp_path):
     def made():
-        return LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=SkipsLargeNorms())
+        return LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=SkipsLargeNorms())
 
     weight, first = tf.Variable(1.0), made()
     first.minimize(lambda: 3.0 * weight, [weight])
@@ -118,21 +115,21 @@ def test_a_rule_of_ones_own_is_saved_with_the_optimizer(tmp_path):
     assert float(second._loss_scale.checked) == 3.0
 
 
-def test_the_norm_is_nan_if_only_the_second_replica_has_a_nan():
+def test_a_check_sees_a_nan_of_the_second_replica_though_the_caller_has_summed():
     class NotesNorm(tf_lossscale.DynamicLossScale):
-        uses_norm = True
-
         def __init__(self):
             super().__init__(8.0)
             self.norm = tf.Variable(0.0, trainable=False)
 
-        def move(self, applied, norm):
-            return [self.norm.assign(norm), *super().move(applied)]
+        def check(self, gradients):
+            noted = self.norm.assign(tf.linalg.global_norm(gradients))
+            with tf.control_dependencies([noted]):
+                return super().check(gradients)
 
     strategy = strategies.get("mirrored_2")
     with strategy.scope():
         scale, weight = NotesNorm(), tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=scale)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=scale)
 
     @tf.function
     def take(bad):
@@ -149,6 +146,24 @@ def test_the_norm_is_nan_if_only_the_second_replica_has_a_nan():
     np.testing.assert_array_equal(norms, [3.0, np.nan])
 
 
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        (lambda: None, "must return whether to apply the step"),
+        (lambda: tf.constant([True, False]), "must return a bool scalar tensor"),
+    ],
+)
+def test_a_check_that_returns_no_truth_value_is_named_and_changes_nothing(returned, error):
+    class Wrong(tf_lossscale.DynamicLossScale):
+        def check(self, gradients):
+            return returned()
+
+    scale, weight = Wrong(8.0), tf.Variable(1.0)
+    with pytest.raises((TypeError, ValueError), match=f"Wrong.check.. {error}"):
+        scale.step([tf.constant(1.0)], lambda gradients: weight.assign_sub(gradients[0]))
+    assert (weight.numpy(), scale().numpy(), scale.state()["total_steps"]) == (1.0, 8.0, 0)
+
+
 @all_families
 def test_a_rule_that_cannot_create_its_variables_leaves_the_inner_optimizer_unchanged(family):
     class Broken(tf_lossscale.LossScale):
@@ -163,6 +178,6 @@ def test_a_rule_that_cannot_create_its_variables_leaves_the_inner_optimizer_unch
     inner = family.sgd()
     before = dict(vars(inner))
     with pytest.raises(ValueError, match="no room"):
-        LossScaleOptimizer(inner, loss_scale_manager=Broken())
+        LossScaleOptimizer(inner, loss_scale=Broken())
     assert vars(inner) == before
     LossScaleOptimizer(inner)

@@ -134,7 +134,7 @@ def test_the_largest_counts_are_set_as_they_are():
 
 def test_a_count_that_the_variables_of_contrib_cannot_hold_sets_nothing():
     manager = legacy.ExponentialUpdateLossScaleManager(8.0, 100)
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=manager)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=manager)
     before = optimizer.state()
     with pytest.raises(ValueError, match="`dynamic_counter` must be at most 2147483647, but got: 2147483648"):
         optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 2**31})

@@ -117,8 +117,8 @@ def test_a_lower_bound_raises_the_scale_at_once_and_other_rules_leave_it(family)
         ({}, "hysteresis", 2, ValueError, "`hysteresis` must stay 1 .* Make a new LossScaleOptimizer"),
         ({"hysteresis": 2}, "hysteresis", 1, ValueError, "`hysteresis` must stay at least 2"),
         ({"dynamic": False, "initial_scale": 8}, "max_scale", 8.0, ValueError, "`max_scale` cannot be changed"),
-        ({"loss_scale_manager": FixedLossScaleManager(8)}, "growth_factor", 4.0, ValueError, "cannot be changed"),
-        ({"loss_scale_manager": legacy.DynamicLossScale(8)}, "growth_factor", 4.0, ValueError, "its attributes"),
+        ({"loss_scale": FixedLossScaleManager(8)}, "growth_factor", 4.0, ValueError, "cannot be changed"),
+        ({"loss_scale": legacy.DynamicLossScale(8)}, "growth_factor", 4.0, ValueError, "its attributes"),
     ],
 )
 def test_a_value_that_cannot_be_set_says_why_and_changes_nothing(arguments, name, value, error, text):
@@ -143,7 +143,7 @@ def test_nothing_is_set_while_a_function_is_traced():
 
 def test_optimizers_that_share_a_scale_share_its_rule():
     shared = SharedLossScale(8.0)
-    first, second = (LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=shared) for _ in range(2))
+    first, second = (LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=shared) for _ in range(2))
     first.change_rules(growth_factor=4.0)
     assert second.growth_factor == shared.rules.growth_factor == 4.0
 

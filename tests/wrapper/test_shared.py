@@ -14,7 +14,7 @@ CALLS = ["eager", "function", "compiled"]
 
 
 def pair(family, shared, **kwargs):
-    return [LossScaleOptimizer(family.sgd(), loss_scale_manager=shared, **kwargs) for _ in range(2)]
+    return [LossScaleOptimizer(family.sgd(), loss_scale=shared, **kwargs) for _ in range(2)]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -75,8 +75,8 @@ def test_a_nan_of_one_optimizer_on_one_replica_skips_all_on_all(family, compiled
 
 def test_keras_3s_contract_and_other_families_may_mix():
     shared = SharedLossScale(64)
-    first = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
-    second = LossScaleOptimizer(FAMILIES[1].sgd(), loss_scale_manager=shared)
+    first = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=shared)
+    second = LossScaleOptimizer(FAMILIES[1].sgd(), loss_scale=shared)
     weights = [tf.Variable(1.0), tf.Variable(1.0)]
     with shared.together():
         first.scale_loss(0.0)
@@ -153,14 +153,21 @@ def test_a_block_that_raises_applies_nothing_and_the_next_one_works():
     assert optimizer.state()["total_steps"] == 1, "a block without a step is none"
 
 
-def test_gradients_that_are_summed_and_not_do_not_mix():
-    shared = SharedLossScale()
-    (first, second), weight = pair(FAMILIES[0], shared), tf.Variable(1.0)
-    with pytest.raises(ValueError, match="must all get gradients that are already summed"), shared.together():
-        for optimizer, skip in ((first, False), (second, True)):
-            optimizer.scale_loss(0.0)
-            optimizer.apply_gradients([(tf.constant(1.0), weight)], skip_gradients_aggregation=skip)
-    assert weight.numpy() == 1.0
+def test_gradients_that_are_summed_and_gradients_that_are_not_step_together():
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        shared = SharedLossScale(8.0)
+        optimizers, weights = pair(FAMILIES[0], shared), [tf.Variable(8.0), tf.Variable(8.0)]
+
+    @tf.function
+    def step(gradient):
+        with shared.together():
+            for optimizer, weight, summed in zip(optimizers, weights, (False, True)):
+                optimizer.scale_loss(0.0)
+                optimizer.apply_gradients([(8.0 * gradient, weight)], skip_gradients_aggregation=summed)
+
+    strategy.run(step, (tf.constant(1.0),))
+    assert [weight.numpy().item() for weight in weights] == [7.0, 7.5]
 
 
 def test_bad_arguments_are_refused():
@@ -168,7 +175,7 @@ def test_bad_arguments_are_refused():
         with pytest.raises(ValueError, match="must"):
             SharedLossScale(**arguments)
     with pytest.raises(ValueError, match="Leave out"):
-        LossScaleOptimizer(FAMILIES[0].sgd(), initial_scale=8, loss_scale_manager=SharedLossScale())
+        LossScaleOptimizer(FAMILIES[0].sgd(), initial_scale=8, loss_scale=SharedLossScale())
 
 
 def test_one_scale_is_saved_once_and_restored_for_all(tmp_path):

@@ -47,7 +47,7 @@ def test_in_eager_mode_the_hundredth_skipped_step_warns_once_and_says_what_to_tr
     assert not warnings
     step(np.nan)
     assert len(warnings) == 1
-    assert "The last 100 steps were all skipped. The loss scale is 1 now, and is never lowered below 1." in warnings[0]
+    assert "The last 100 steps were all skipped. The loss scale is 1 now. " in warnings[0]
     assert "overflow_report()" in warnings[0]
     assert "min_scale" in warnings[0]
     for _ in range(5):
@@ -72,8 +72,8 @@ def test_a_hundred_skipped_steps_in_a_row_are_a_stall_wherever_the_scale_stands(
         assert not (skipped < 100 and (warnings or printed())), skipped
         step(np.inf)
     (said,) = warnings + printed()
-    assert "The last 100 steps were all skipped. The loss scale is 3.15" in said
-    assert "e-30 now, and is never lowered below 7.52316e-37." in said
+    assert "The last 100 steps were all skipped. The loss scale is " in said
+    assert "e-30 now. " in said
 
 
 def test_a_hysteresis_that_keeps_the_scale_up_delays_no_stall(warnings):
@@ -88,10 +88,9 @@ def test_raise_raises_with_the_state_complete(compiled):
     optimizer, step = made(compiled=compiled, on_stall="raise")
     for _ in range(99):
         step(np.inf)
-    with pytest.raises(FloatingPointError, match="never lowered below 1"):
+    errors = (FloatingPointError, tf.errors.InvalidArgumentError)
+    with pytest.raises(errors[compiled], match=r"The last 100 steps.* The loss scale is 1 now"):
         step(np.inf)
-        assert compiled, "a compiled step asks nobody"
-        float(optimizer.loss_scale)
     assert optimizer.state()["skipped_in_a_row"] == 100, "raised once: what happened can be looked at"
 
 
@@ -106,7 +105,7 @@ def test_a_function_is_called_with_the_optimizer_and_may_help(compiled):
     optimizer, step = made(compiled=compiled, on_stall=help_it)
     for _ in range(100):
         step(np.inf)
-    assert float(optimizer.loss_scale) == 64.0
+    assert float(optimizer.loss_scale) == (32.0 if compiled else 64.0), "a graph lowers the new scale after that"
     assert helped == [optimizer]
 
 
@@ -114,7 +113,7 @@ def test_a_function_is_called_with_the_optimizer_and_may_help(compiled):
 def test_a_tf_function_prints_it_once_a_stall_and_python_does_not_say_it_again(family, warnings, printed):
     optimizer, step = made(family, compiled=True)
     for _ in range(2):
-        for _ in range(100):
+        for _ in range(99):
             step(np.inf)
         assert not printed()
         for _ in range(5):
@@ -122,40 +121,39 @@ def test_a_tf_function_prints_it_once_a_stall_and_python_does_not_say_it_again(f
             float(optimizer.loss_scale)
         (line,) = printed()
         assert line.startswith("WARNING: The last 100 steps were all skipped")
-        assert "The loss scale is 1 now, and is never lowered below 1. " in line
+        assert "The loss scale is 1 now. " in line
         assert line.endswith("or lower min_scale.")
         step(1.0)
     assert not warnings
 
 
-def test_what_python_or_an_eager_step_has_said_a_tf_function_does_not_print(warnings, printed):
+@pytest.mark.parametrize("first", ["eager", "function"])
+def test_a_stall_is_said_once_though_eager_steps_and_a_tf_function_take_turns(first, warnings, printed):
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=1.0)
     weight = tf.Variable(0.0)
-    steps = [lambda: optimizer.minimize(lambda: weight * np.nan, [weight])]
-    steps.append(tf.function(steps[0]))
-    for first in steps:
-        optimizer.set_state({"loss_scale": 1.0, "dynamic_counter": 0})
-        for step in (first, *steps, *steps):
-            for _ in range(100):
-                step()
-            float(optimizer.loss_scale)
-    assert (len(warnings), printed()) == (2, [])
+    steps = {"eager": lambda: optimizer.minimize(lambda: weight * np.nan, [weight])}
+    steps["function"] = tf.function(steps["eager"])
+    for step in (steps[first], *steps.values(), *steps.values()):
+        for _ in range(100):
+            step()
+        float(optimizer.loss_scale)
+    assert (len(warnings), len(printed())) == {"eager": (1, 0), "function": (0, 1)}[first]
 
 
-def test_raise_in_a_tf_function_fails_the_step_after_once_and_leaves_the_state_complete():
-    optimizer, step = made(compiled=True, on_stall="raise", diagnose=True)
-    for _ in range(100):
+def test_raise_in_a_tf_function_fails_the_hundredth_step_once_and_counts_it():
+    optimizer, step = made(compiled=True, on_stall="raise")
+    for _ in range(99):
         step(np.inf)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"The last 100 steps.* never lowered below 1\. "):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"The last 100 steps.* is 1 now\. "):
         step(np.inf)
-    assert (int(optimizer.iterations), optimizer.overflow_report()[0].steps) == (100, 100)
+    assert int(optimizer.iterations) == 100
     state = optimizer.state()
     assert (state["total_steps"], state["skipped_steps"], state["skipped_in_a_row"]) == (100, 100, 100)
     step(np.inf)
     assert optimizer.state()["total_steps"] == 101
 
 
-def test_a_function_is_called_from_a_tf_function_and_may_help():
+def test_a_function_is_called_from_a_tf_function_and_sees_the_step_counted():
     seen = []
 
     def help_it(optimizer):
@@ -164,7 +162,7 @@ def test_a_function_is_called_from_a_tf_function_and_may_help():
         return optimizer  # The wrapper ignores the value.
 
     optimizer, step = made(compiled=True, on_stall=help_it)
-    for _ in range(101):
+    for _ in range(100):
         step(np.inf)
     assert seen == [100]
     assert float(optimizer.loss_scale) == 32.0, "the step that was skipped then lowers the new scale"
@@ -178,7 +176,7 @@ def test_a_function_that_raises_fails_the_step():
         raise KeyError("stop here")
 
     _, step = made(compiled=True, on_stall=stop)
-    for _ in range(100):
+    for _ in range(99):
         step(np.inf)
     with pytest.raises(tf.errors.UnknownError, match="KeyError: 'stop here'"):
         step(np.inf)
@@ -202,22 +200,10 @@ def test_a_loop_that_xla_compiles_is_noticed_when_the_scale_is_read(look, warnin
     assert not printed()
 
 
-def test_a_tf_function_may_be_called_where_xla_compiles_too_and_is_noticed_by_python_then(warnings, printed):
-    optimizer, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=1.0), tf.Variable(0.0)
-    within = tf.function(lambda: optimizer.minimize(lambda: weight * np.nan, [weight]))
-    around = tf.function(lambda: within(), jit_compile=True)
-    for step in (within, around):
-        optimizer.set_state({"loss_scale": 1.0, "dynamic_counter": 0})
-        for _ in range(101):
-            step()
-        float(optimizer.loss_scale)
-    assert (len(warnings), len(printed())) == (1, 1)
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_optimizers_that_share_a_scale_share_the_warning(compiled, warnings, printed):
+def test_each_optimizer_that_shares_a_scale_reports_once(compiled, warnings, printed):
     shared = SharedLossScale(4.0)
-    optimizers = [LossScaleOptimizer(f.sgd(), loss_scale_manager=shared) for f in FAMILIES[:2]]
+    optimizers = [LossScaleOptimizer(f.sgd(), loss_scale=shared) for f in FAMILIES[:2]]
     weight = tf.Variable(0.0)
 
     def step():
@@ -228,10 +214,8 @@ def test_optimizers_that_share_a_scale_share_the_warning(compiled, warnings, pri
     function = tf.function(step) if compiled else step
     for _ in range(105):
         function()
-    # Reading the scale would report a stall, too.
-    assert (len(warnings), len(printed())) == ((0, 1) if compiled else (1, 0))
     assert [float(optimizer.loss_scale) for optimizer in optimizers] == [1.0, 1.0]
-    assert len(warnings) == (0 if compiled else 1)
+    assert (len(warnings), len(printed())) == ((0, 2) if compiled else (2, 0))
 
 
 @pytest.mark.parametrize("on_stall", ["warn", "raise"])
@@ -243,7 +227,7 @@ def test_a_session_is_told_too(on_stall, printed):
         weight = tf.Variable(1.0)
         step = optimizer.minimize(weight * np.nan, var_list=[weight])
         session.run(tf.compat.v1.global_variables_initializer())
-        for _ in range(100):
+        for _ in range(99):
             session.run(step)
         assert not printed()
         if on_stall == "raise":
@@ -307,7 +291,7 @@ def texts_in_the_graph(**scale):
 def test_a_scale_that_cannot_stall_has_nothing_of_it_in_the_graph():
     assert texts_in_the_graph()
     assert not texts_in_the_graph(dynamic=False, initial_scale=8.0)
-    assert texts_in_the_graph(loss_scale_manager=FixedLossScaleManager(8.0, True))
+    assert texts_in_the_graph(loss_scale=FixedLossScaleManager(8.0, True))
 
 
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,7 +27,10 @@ class Family(family.Family):
     optimizers = keras.optimizers
     optimizers_name = "tf.keras.optimizers"
     options = tuple(options_lib.DEFAULTS)
-    delegated = (*(name for name in options if name != "name"), "_iterations", "_learning_rate")
+    delegated = (
+        *(name for name in options if name not in ("name", "loss_scale_factor")),
+        *("_iterations", "_learning_rate"),
+    )
     with_layer_names = staticmethod(with_layer_names)
 
     def __init__(self, inner: Any):
@@ -35,16 +39,13 @@ class Family(family.Family):
         self.scope = "loss_scale_optimizer"
         #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
         self.loaded_weights: list[Any] | None = None
+        #: The wrapper's argument of this name.
+        self.loss_scale_factor: Any = None
         # An optimizer class may override `_all_reduce_sum_gradients` to sum gradients over workers without a
         # distribution strategy.
         if type(inner)._all_reduce_sum_gradients is not keras.optimizers.Optimizer._all_reduce_sum_gradients:
-            own_sum = inner._all_reduce_sum_gradients
+            own_sum = functools.partial(type(inner)._all_reduce_sum_gradients, inner)
             self.own_aggregation = lambda pairs: own_sum([(g, tensors_of([variable])[0]) for g, variable in pairs])
-
-    @property
-    def loss_scale_factor(self) -> Any:
-        # While one replica applies its gradients, `apply` overrides `loss_scale_factor` for all replicas.
-        return replicas.original(self.inner, "loss_scale_factor")
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = options_lib.take_name(given) or self.scope
@@ -63,13 +64,17 @@ class Family(family.Family):
                 "a tf_keras model with a tf_keras optimizer (pip install tf-keras).",
                 type(tf.distribute.get_strategy()).__name__,
             )
-        if self.inner.loss_scale_factor is not None and "loss_scale_factor" not in wanted:
-            logging.warning(
-                "loss_scale_factor=%s of the inner optimizer is ignored: the loss is scaled by LossScaleOptimizer.",
-                self.inner.loss_scale_factor,
-            )
+        # The wrapper multiplies by this factor and divides by it. Keras must not divide a second time.
+        self.loss_scale_factor = wanted.get("loss_scale_factor")
+        if self.inner.loss_scale_factor is not None:
+            if self.loss_scale_factor is None:
+                logging.warning(
+                    "loss_scale_factor=%s of the inner optimizer is ignored: the loss is scaled by LossScaleOptimizer.",
+                    self.inner.loss_scale_factor,
+                )
             self.inner.loss_scale_factor = None
-        super().set_options(wanted)
+        super().set_options({name: value for name, value in wanted.items() if name != "loss_scale_factor"})
+        _sum_once(self.inner)
 
     def build(self, variables: list[Any]) -> None:
         def build() -> None:
@@ -98,9 +103,10 @@ class Family(family.Family):
     def known_variables(self) -> list[Any] | None:
         return self.inner._trainable_variables if self.inner.built else None
 
+    def reduces_itself(self, variables: list[Any]) -> bool:
+        return super().reduces_itself(variables) or any(map(self.overwrites, variables))
+
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        if not tf.distribute.has_strategy() and self.own_aggregation is None:
-            return gradients
         return self._unless_overwritten(super().reduce, gradients, variables)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
@@ -123,12 +129,12 @@ class Family(family.Family):
         return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
-        with contextlib.ExitStack() as stack:
-            for each in _with_parts(self.inner):
-                # The gradients are already summed and unscaled, so Keras must not sum or unscale them again. Keras's
-                # `apply` calls `_all_reduce_sum_gradients` to sum (gradient, variable) pairs over the replicas. The
-                # builtin `list` takes the place of this method, and returns the pairs unchanged.
-                stack.enter_context(replicas.overriding(each, _all_reduce_sum_gradients=list, loss_scale_factor=None))
+        if self.inner.loss_scale_factor is not None:
+            raise ValueError(
+                f"loss_scale_factor={self.inner.loss_scale_factor} was set on the inner {type(self.inner).__name__}, "
+                "which would divide the gradients once more. Set it on the LossScaleOptimizer."
+            )
+        with family.already_summed():
             # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override `apply_gradients`.
             if type(self.inner).apply_gradients is keras.optimizers.Optimizer.apply_gradients:
                 self.inner.apply(gradients, variables, **kwargs)
@@ -190,6 +196,7 @@ class Family(family.Family):
             vars(copy).update({name: x for name, x in vars(old).items() if isinstance(x, (bool, int, float, str))})
         for old, copy in zip(inner.variables, new.variables):
             copy.assign(old)
+        _sum_once(new)
         return new
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
@@ -219,7 +226,7 @@ class LossScaleOptimizer(
     _family: Family
 
     def _init_base(self) -> None:
-        self.__dict__.update(name=self._family.scope, _lock=False)
+        self.__dict__.update(name=self._family.scope, _lock=False, loss_scale_factor=self._family.loss_scale_factor)
         for variable in self._loss_scale.variables:
             # In h5 files, Keras uses each variable's path as its name.
             variable.path = f"{self.name}/{variable.name.split(':')[0]}"
@@ -259,7 +266,8 @@ class LossScaleOptimizer(
         )
 
     def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, **super().get_config()}
+        factor = {} if self.loss_scale_factor is None else {"loss_scale_factor": self.loss_scale_factor}
+        return {"name": self.name, **super().get_config(), **factor}
 
     def set_weights(self, weights: list[Any]) -> None:
         if self.built or len(weights) <= len(self.variables):
@@ -311,7 +319,6 @@ class LossScaleOptimizer(
             inner = values = []
         for variable, value in [*zip(inner, values), *of_scale]:
             variable.assign(value)
-        self._loss_scale.bring_into_range()
 
     def _checkpoint_adapter(self, path: str) -> None:
         # TensorFlow calls this method before it restores any part of a checkpoint, but does not say which part of the
@@ -415,6 +422,12 @@ def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
                 # Keep the Keras variable, because other objects may refer to it, but put a new TensorFlow variable into
                 # it.
                 variable._initialize(keras.ops.convert_to_numpy(variable))
+
+
+def _sum_once(inner: Any) -> None:
+    """Keep Keras from summing the gradients again that this package's step has summed over the replicas."""
+    for each in _with_parts(inner):
+        family.sum_unless_already(each, "_all_reduce_sum_gradients")
 
 
 def _with_parts(inner: Any) -> list[Any]:

@@ -9,7 +9,6 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale.core.variables import readable
 from tf_lossscale.wrapper import family, optimizer
 
 
@@ -68,7 +67,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
     @property  # type: ignore[misc]
     def iterations(self) -> Any:
         """The inner optimizer's step count, which Sonnet calls `step`."""
-        return readable(self._optimizer.step)
+        return self._optimizer.step
 
 
 class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):

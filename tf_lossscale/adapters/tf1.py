@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas, scaling
-from tf_lossscale.core.variables import readable
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import replicas
 from tf_lossscale.wrapper import family, optimizer
 from tf_lossscale.wrapper.parts import of_inner
 
@@ -21,15 +21,6 @@ class Family(family.Family):
     slots_need_gradients = True
     returns_operations = True
     delegated = ("_lr", "_learning_rate")
-    set_in_each_step = tuple(
-        f"_{name}"
-        for name in (
-            *("lr_t", "rho_t", "epsilon_t", "beta1_t", "beta2_t", "learning_rate_tensor", "beta_tensor"),
-            *("decay_tensor", "momentum_tensor", "epsilon_tensor", "learning_rate_power_tensor"),
-            *("l1_regularization_strength_tensor", "l2_regularization_strength_tensor"),
-            *("adjusted_l2_regularization_strength_tensor", "l2_shrinkage_regularization_strength_tensor"),
-        )
-    )
 
     def build(self, variables: list[Any]) -> None:
         def build() -> None:
@@ -45,7 +36,7 @@ class Family(family.Family):
             # if `disable_v2_behavior` was called, a scalar zero would keep the weights from being trained.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [
-                scaling.over_values(lambda values: tf.where(first, values, tf.zeros_like(values)), gradient)
+                gradients_lib.over_values(lambda values: tf.where(first, values, tf.zeros_like(values)), gradient)
                 for gradient in gradients
             ]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
@@ -172,7 +163,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
     @property
     def learning_rate(self) -> Any:
         """The learning rate that was passed to the inner optimizer: a number, a tensor, a variable or a function."""
-        return readable(getattr(self._optimizer, self._family.learning_rate_name))
+        return getattr(self._optimizer, self._family.learning_rate_name)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

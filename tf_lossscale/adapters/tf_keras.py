@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
@@ -38,7 +40,12 @@ class Family(family.Family):
         # An optimizer class may override `aggregate_gradients` to sum gradients over workers without a distribution
         # strategy.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
-            self.own_aggregation = inner.aggregate_gradients
+            self.own_aggregation = functools.partial(type(inner).aggregate_gradients, inner)
+
+    def set_options(self, wanted: dict[str, Any]) -> None:
+        super().set_options(wanted)
+        if not self.takes("skip_gradients_aggregation"):
+            family.sum_unless_already(self.inner, "aggregate_gradients")
 
     def parts_changed(self) -> Any:
         # When an optimizer is first saved or restored, tf_keras caches a list of the objects that the optimizer tracks.
@@ -46,10 +53,13 @@ class Family(family.Family):
         vars(self.inner).pop("_coalesced_children", None)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
-        # `scaling.unscale` uses an optimization barrier, which DTensor neither supports nor needs.
+        # `gradients.unscale` uses an optimization barrier, which DTensor neither supports nor needs.
         if not self.inner._mesh:
             return super().unscale(gradients, factor, variables)
-        return [scaling.over_values(lambda g: scaling.divide(g, factor), g) for g in scaling.floating(gradients)]
+        return [
+            gradients_lib.over_values(lambda values: gradients_lib.divide(values, factor), gradient)
+            for gradient in gradients_lib.floating(gradients)
+        ]
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
@@ -84,7 +94,7 @@ class Family(family.Family):
         grads_and_vars = list(zip(gradients, variables))
         if self.takes("skip_gradients_aggregation"):
             return self.inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
-        with replicas.overriding(self.inner, aggregate_gradients=list):
+        with family.already_summed():
             return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
     def obstacle(self) -> str | None:
@@ -159,16 +169,12 @@ class LossScaleOptimizer(
         if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
             self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:
-            self._loss_scale.move_to_mesh(self._optimizer._mesh)
+            _move_to_mesh(self._loss_scale, self._optimizer._mesh)
 
     aggregate_gradients = of_inner(tf_keras.optimizers.Optimizer.aggregate_gradients)
 
     finalize_variable_values = optimizer.finalize_variable_values
     exclude_from_weight_decay = of_inner(tf_keras.optimizers.Optimizer.exclude_from_weight_decay)
-
-    def load_own_variables(self, store: Any) -> None:
-        super().load_own_variables(store)
-        self._loss_scale.bring_into_range()
 
     def get_updates(self, loss: Any, params: list[Any]) -> list[Any]:
         """Raise the error that `apply_gradients` raises in a TF1 graph.
@@ -176,3 +182,14 @@ class LossScaleOptimizer(
         Keras 2's `fit` calls `get_updates` only in TF1 graphs.
         """
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
+
+
+def _move_to_mesh(loss_scale: Any, mesh: Any) -> None:
+    """Move a loss scale's variables and their values to a DTensor mesh, where each device has a copy."""
+    dtensor = tf.experimental.dtensor
+    for (graph, name), variable in list(loss_scale._weights.items()):
+        layout = dtensor.Layout.replicated(mesh, rank=variable.shape.rank)
+        value = dtensor.copy_to_mesh(variable.read_value(), layout)
+        moved = loss_scale._weights[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
+        if name in loss_scale._tracked_names:
+            loss_scale._track_trackable(moved, name, overwrite=True)

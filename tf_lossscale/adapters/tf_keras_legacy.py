@@ -44,7 +44,6 @@ class Family(family.Family):
     nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
-    set_in_each_step = ("_m_cache_read",)
     slots_need_gradients = True
     delegated = (
         *(*CLIPS, "gradient_aggregator", "gradient_transformers", "_hyper", "_weights", "_slots"),
@@ -66,20 +65,31 @@ class Family(family.Family):
     ) -> list[tuple[Any, Any]]:
         return self.inner._compute_gradients(loss, variables, grad_loss, tape)
 
+    def set_options(self, wanted: dict[str, Any]) -> None:
+        super().set_options(wanted)
+        family.sum_unless_already(self.inner, "_transform_unaggregated_gradients", "_aggregate_gradients")
+
+    def reduces_itself(self, variables: list[Any]) -> bool:
+        transforms = type(self.inner)._transform_unaggregated_gradients
+        return (
+            super().reduces_itself(variables)
+            or self._aggregates_itself
+            or transforms is not _Optimizer._transform_unaggregated_gradients
+        )
+
     @property
-    def aggregates_itself(self) -> bool:
+    def _aggregates_itself(self) -> bool:
         # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum gradients over
         # workers without a distribution strategy. The aggregator can be replaced at any time, so it is checked in each
         # step.
         return (
-            super().aggregates_itself
-            or type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
+            type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
             or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
         )
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        if self.aggregates_itself and self.own_aggregation is None:
+        if self._aggregates_itself and self.own_aggregation is None:
             return without_none(self.inner._aggregate_gradients, gradients, variables)
         return super().reduce(gradients, variables)
 
@@ -88,7 +98,7 @@ class Family(family.Family):
         takes = self.takes("experimental_aggregate_gradients")
         if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
             return self.inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-        with replicas.overriding(self.inner, _transform_unaggregated_gradients=list, _aggregate_gradients=list):
+        with family.already_summed():
             return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:

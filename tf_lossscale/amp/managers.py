@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from tf_lossscale.amp.own_manager import LossScaleManager
 from tf_lossscale.core.graphs import operations
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.rules import Counts, Rules
-from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
-from tf_lossscale.core.variables import readable
 
 
 class FixedLossScaleManager(LossScaleManager):
@@ -153,7 +152,7 @@ class DynamicLossScaleManager(LossScaleManager):
         """Return a `LossScale` object for `LossScaleOptimizer`. The object starts with the current scale."""
         if not self._is_all_of(DynamicLossScaleManager):
             return super().as_loss_scale()
-        return DynamicLossScale(self.loss_scale, rules_of(self.scale_factor, self.scale_window))
+        return _by_rules(self.loss_scale, rules_of(self.scale_factor, self.scale_window))
 
 
 class FixedLossScaleUpdateCell:
@@ -215,7 +214,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         self.scale_window = int(scale_window)
         cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
         last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
-        self.cur_iter, self.last_overflow_iter = readable(cur_iter), readable(last_overflow_iter)
+        self.cur_iter, self.last_overflow_iter = cur_iter, last_overflow_iter
 
     @property
     def _rules(self) -> Rules:
@@ -250,7 +249,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
     def as_loss_scale(self) -> LossScale:
         """Return a `LossScale` object that follows this cell's rule, but has its own variables."""
-        return DynamicLossScale(self.loss_scale_value, self._rules)
+        return _by_rules(self.loss_scale_value, self._rules)
 
 
 def whole_above_zero(name: str, value: Any) -> int:
@@ -314,6 +313,16 @@ def rules_of(scale_factor: float, scale_window: int, min_scale: float = 1.0) -> 
     backoff_factor = 1 / scale_factor
     return Rules(
         growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=backoff_factor, min_scale=min_scale
+    )
+
+
+def _by_rules(initial_scale: float, rules: Rules) -> LossScale:
+    return DynamicLossScale(
+        initial_scale,
+        rules.growth_steps,
+        growth_factor=rules.growth_factor,
+        backoff_factor=rules.backoff_factor,
+        min_scale=rules.min_scale,
     )
 
 

@@ -292,7 +292,7 @@ class Model:
 
 def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
     if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
-        return LossScaleOptimizer(optimizer, loss_scale_manager=manager, diagnose=diagnose)
+        return LossScaleOptimizer(optimizer, loss_scale=manager, diagnose=diagnose)
     if diagnose:
         raise ValueError(
             f"diagnose={diagnose!r} needs a loss scale. Pass a `loss_scale_manager` and a bare optimizer, "

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.state import LossScale
+from tf_lossscale.core.loss_scale import LossScale
 
 _METHODS = ("get_loss_scale", "update_loss_scale", "get_update_cell", "get_drop_overflow_update")
 
@@ -24,7 +24,7 @@ class LossScaleManager(abc.ABC):
     ...     def update_loss_scale(self, overflow):
     ...         self.scale = self.scale / 4 if overflow else self.scale
     >>> from tf_lossscale import LossScaleOptimizer
-    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale_manager=Quartering())
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=Quartering())
     >>> weight = tf.Variable(1.0)
     >>> _ = optimizer.minimize(lambda: weight * float("inf"), [weight])
     >>> weight.numpy().item(), optimizer.loss_scale.numpy().item()
@@ -77,9 +77,13 @@ class _ManagedScale(LossScale):
         self.initial_scale = float(manager.get_loss_scale())
         # The scale that the manager returned last. If the variable has a different value, a checkpoint was restored.
         self._moved_to = np.float32(self.initial_scale)
-        self.may_skip = bool(manager.get_drop_overflow_update())
+        self._skips = bool(manager.get_drop_overflow_update())
         self._cell = manager.get_update_cell() if _cell_is_newest(type(manager)) else None
         self.prepare()
+
+    @property
+    def may_skip(self) -> bool:
+        return self._skips
 
     def prepare(self) -> None:
         super().prepare()
@@ -91,7 +95,7 @@ class _ManagedScale(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._scale())
 
-    def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
+    def move(self, applied: tf.Tensor) -> list[Any]:
         overflow = tf.logical_not(applied)
         if self._cell is None:
             moved: Any = self._scale().assign(tf.numpy_function(self._move, [self(), overflow], tf.float32))

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.amp.managers import FixedLossScaleManager
-from tf_lossscale.core import finite, graphs, replicas
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import graphs, replicas
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.shared import SharedLossScale
@@ -58,7 +59,7 @@ class TrainOneStepCell:
     def __init__(self, network: Any, optimizer: Optimizer, sens: float | None = None):
         self.network = network
         if not isinstance(optimizer, LossScaleOptimizer):
-            optimizer = LossScaleOptimizer(optimizer, loss_scale_manager=self._manager(sens))
+            optimizer = LossScaleOptimizer(optimizer, loss_scale=self._manager(sens))
         elif sens is not None:
             raise ValueError(
                 f"`{self._scale_argument}` was given as {sens!r}, but `optimizer` is a LossScaleOptimizer, which has a "
@@ -255,7 +256,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         scale = self.optimizer._loss_scale
         if scale.may_skip and not isinstance(scale, SharedLossScale):
             return tf.convert_to_tensor(self.optimizer.last_step_skipped)
-        overflow = tf.cast(tf.logical_not(finite.all_finite(gradients)), tf.float32)
+        overflow = tf.cast(tf.logical_not(gradients_lib.all_finite(gradients)), tf.float32)
         return replicas.sum_over_replicas([overflow])[0] > 0
 
     def construct(self, *inputs: Any) -> Any:

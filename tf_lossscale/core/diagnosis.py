@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.finite import nonfinite_kind
+from tf_lossscale.core.gradients import nonfinite_kind
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 
 

@@ -1,4 +1,4 @@
-"""Notes on tensors: which loss scale multiplied a loss or divided a gradient, and what a gradient was computed from.
+"""Notes on tensors: which loss scale multiplied a loss or divided a gradient.
 
 Each note is an attribute of the tensor. No other module reads or writes these attributes.
 """
@@ -14,8 +14,6 @@ import tensorflow as tf
 _LOSS_SCALED_BY = "_loss_scaled_by_tf_lossscale"
 _UNSCALED_BY = "_unscaled_by_tf_lossscale"
 _SCALED = "_scaled_for_tf_lossscale"
-_DIVIDEND = "_dividend_of_in_tf_lossscale"
-_ORIGIN = "_origin_in_tf_lossscale"
 
 
 def note_scaled_loss(loss: Any, loss_scale: Any) -> None:
@@ -86,53 +84,6 @@ def any_is_unscaled_by(gradients: Iterable[Any], loss_scale: Any) -> bool:
 def is_scaled(gradient: Any) -> bool:
     """Return whether a gradient is marked as scaled. `get_unscaled_gradients` marks the gradients that it receives."""
     return hasattr(gradient, _SCALED)
-
-
-def note_dividends(unscaled: Iterable[Any], scaled: Iterable[Any]) -> None:
-    """Note which scaled gradient each unscaled gradient was computed from.
-
-    In eager mode the note keeps the scaled gradient in memory.
-
-    >>> scaled, unscaled = tf.constant(8.0), tf.constant(1.0)
-    >>> note_dividends([unscaled, None], [scaled, None])
-    >>> dividend_of(unscaled) is scaled, dividend_of(scaled) is None
-    (True, True)
-
-    Args:
-        unscaled: tensors, IndexedSlices or None.
-        scaled: the gradients before the division.
-    """
-    for quotient, gradient in zip(unscaled, scaled):
-        if quotient is not None:
-            setattr(quotient, _DIVIDEND, gradient)
-
-
-def dividend_of(gradient: Any) -> Any:
-    """Return the scaled gradient that was divided to compute `gradient`. If it was not noted, return None."""
-    return getattr(gradient, _DIVIDEND, None)
-
-
-def note_origin(tensor: Any, origin: Any) -> None:
-    """Note what a tensor in a graph was computed from. In eager mode, do nothing.
-
-    Args:
-        tensor: an unscaled gradient.
-        origin: an instance of `Scaled` or `StackMember`, two classes in `core.fast.packing`.
-    """
-    if not tf.executing_eagerly():
-        setattr(tensor, _ORIGIN, origin)
-
-
-def origin(tensor: Any) -> Any:
-    """Return what `note_origin` noted for a tensor. Without a note, return None.
-
-    >>> origin(tf.constant(2.0)) is None
-    True
-
-    Args:
-        tensor: any object.
-    """
-    return getattr(tensor, _ORIGIN, None)
 
 
 def _refers_to(loss_scale: Any, tensor: Any, note: str) -> bool:

@@ -10,8 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.twins import has_faster_twin
-
 
 def several_replicas() -> bool:
     """Return whether the caller runs on more than one replica.
@@ -67,36 +65,9 @@ def write_independently() -> bool:
     False
 
     Returns:
-        True inside `independent_writes` if a strategy is in use, and under a MirroredStrategy on GPUs if XLA compiles
-        the function that the replicas run. Otherwise False.
+        True under a MirroredStrategy on GPUs, if XLA compiles the function that the replicas run. Otherwise False.
     """
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
-
-
-def can_write_independently() -> bool:
-    """Return whether the strategy in use has replicas that can write their own copies of the variables.
-
-    >>> can_write_independently()
-    True
-    """
-    mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    strategy = tf.distribute.get_strategy()
-    return not tf.distribute.has_strategy() or isinstance(strategy, (*mirrored, tf.distribute.OneDeviceStrategy))
-
-
-def independent_writes() -> contextlib.AbstractContextManager[None]:
-    """In a `with` block, make each replica write its own copies of the variables; see `write_independently`.
-
-    >>> with independent_writes():
-    ...     write_independently()
-    False
-    """
-    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
-        return contextlib.nullcontext()
-    # The block overrides `_use_merge_call`, a private method. A test fails if strategies stop calling it. No other
-    # replica sees the override: a strategy runs its replicas' threads one at a time and switches threads only in a
-    # merge_call, and there is no merge_call in the block.
-    return overriding(tf.distribute.get_strategy().extended, _use_merge_call=lambda: False)
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
@@ -329,27 +300,6 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
 _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
-def original(holder: Any, name: str) -> Any:
-    """Return the value that an attribute of an object had before any thread overrode it with `overriding`.
-
-    >>> class Count:
-    ...     def __init__(self):
-    ...         self.steps = 1
-    >>> count = Count()
-    >>> with overriding(count, steps=2):
-    ...     original(count, "steps")
-    1
-
-    Args:
-        holder: an object.
-        name: the name of an attribute.
-    """
-    for names, (_, before) in holder.__dict__.get(_OVERRIDDEN, {}).items():
-        if name in names:
-            return before[name] if name in before else getattr(type(holder), name)
-    return getattr(holder, name)
-
-
 def not_in_replica_context(method: str) -> ValueError:
     """Return the error to raise if a step is taken in a cross-replica context.
 
@@ -365,8 +315,6 @@ def not_in_replica_context(method: str) -> ValueError:
     )
 
 
-# A call to this function runs its faster version in core/fast/packing.py.
-@has_faster_twin
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
     """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.
 

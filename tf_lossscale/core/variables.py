@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import finished
-from tf_lossscale.core.twins import has_faster_twin
 
 
 class Variables(tf.Module):
@@ -74,24 +72,10 @@ class Variables(tf.Module):
                     self._tracked_names.append(name)
         return self._weights[key]
 
-    def give_copies(self) -> None:
-        """Recreate the variables for which `replicas.is_missing_copies` is true, and keep their values."""
-        for name, variable in self._all().items():
-            self._weight(name, None, variable.dtype, name in self._tracked_names)
-
-    def move_to_mesh(self, mesh: Any) -> None:
-        """Move the variables and their values to a DTensor mesh, where each device has a copy.
-
-        Args:
-            mesh: a `tf.experimental.dtensor.Mesh`.
-        """
-        dtensor = tf.experimental.dtensor
-        for (graph, name), variable in list(self._weights.items()):
-            layout = dtensor.Layout.replicated(mesh, rank=variable.shape.rank)
-            value = dtensor.copy_to_mesh(variable.read_value(), layout)
-            self._weights[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
-            if name in self._tracked_names:
-                self._track_trackable(self._weights[graph, name], name, overwrite=True)
+    def _is_missing(self, name: str) -> bool:
+        """Return whether the variable does not exist yet, or has no copies for the replicas."""
+        made = self._all().get(name)
+        return made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made))
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -181,28 +165,29 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
     return tf.cond(variable.is_initialized(), variable.read_value, lambda: tf.zeros(variable.shape, variable.dtype))
 
 
-def add_one(variable: tf.Variable) -> Any:
-    """Add one to a variable. If the variable is in a TF1 graph and was not initialized, start at 0.
+def add(variable: tf.Variable, number: int) -> Any:
+    """Add a number to a variable. If the variable is in a TF1 graph and was not initialized, start at 0.
 
     >>> variable = tf.Variable(3)
-    >>> _ = add_one(variable)
+    >>> _ = add(variable, 1)
     >>> variable.numpy().item()
     4
 
     Args:
-        variable: a variable that checkpoints do not contain.
+        variable: a scalar variable that checkpoints do not contain.
+        number: the number to add. Adding 0 does nothing, except that it initializes a variable in a TF1 graph.
 
     Returns:
         In a graph, the result of `assign`.
     """
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        # In a graph, `read_value=True` also adds the variable to the graph's variables.
-        return variable.assign_add(tf.constant(1, variable.dtype), read_value=not tf.executing_eagerly())
-    return variable.assign(value_or_zero(variable) + 1)
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return variable.assign(value_or_zero(variable) + number)
+    if number == 0:
+        return None
+    # In a graph, `read_value=True` also adds the variable to the graph's variables.
+    return variable.assign_add(tf.constant(number, variable.dtype), read_value=not tf.executing_eagerly())
 
 
-# A call to this function runs its faster version in core/fast/branching.py.
-@has_faster_twin
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
     """Change variables unless a condition is true.
 
@@ -224,45 +209,6 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
             change()
         return []
     return [tf.cond(fine, lambda: tf.constant(True), lambda: finished(change())).op]
-
-
-def readable(variable: Any) -> Any:
-    """Let `bool`, `int` and `float` read a variable's value, even if the variable's class does not support them.
-
-    Python treats an object without `__bool__` as true. MirroredStrategy's variables do not define `__bool__`. Without
-    this function, `if optimizer.last_step_skipped:` would be true after every step.
-
-    >>> with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
-    ...     skipped = tf.Variable(False)
-    >>> bool(skipped), bool(readable(skipped))
-    (True, False)
-
-    Args:
-        variable: any object. A distributed variable's class is replaced by a subclass.
-
-    Returns:
-        The same object.
-    """
-    cls: Any = type(variable)
-    if isinstance(variable, tf.Variable) and not hasattr(cls, "__bool__"):
-        variable.__class__ = _readable_class(cls)
-    return variable
-
-
-@functools.cache
-def _readable_class(cls: Any) -> Any:
-    class Readable(cls):
-        def __bool__(self) -> bool:
-            return bool(tf.convert_to_tensor(self))
-
-        def __int__(self) -> int:
-            return int(tf.convert_to_tensor(self))
-
-        def __float__(self) -> float:
-            return float(tf.convert_to_tensor(self))
-
-    Readable.__name__ = Readable.__qualname__ = cls.__name__
-    return Readable
 
 
 def as_number(variable: Any) -> Any:
@@ -302,4 +248,4 @@ def _variable(
         # variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)
-    return readable(tf.Variable(tf.constant(value, dtype), **shared))
+    return tf.Variable(tf.constant(value, dtype), **shared)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.adapters import tf1
-from tf_lossscale.core import state
+from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.legacy.private_names import Replaceable
@@ -44,7 +44,7 @@ class LossScaleManager(abc.ABC):
             The operation that updates the scale.
         """
 
-    def as_loss_scale(self) -> state.LossScale:
+    def as_loss_scale(self) -> core.LossScale:
         """Return a loss scale object for `LossScaleOptimizer`. The object calls this manager's methods."""
         return _Managed(self)
 
@@ -79,7 +79,7 @@ class FixedLossScaleManager(LossScaleManager):
         return tf.no_op()
 
 
-class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale):
+class ExponentialUpdateLossScaleManager(LossScaleManager, core.DynamicLossScale):
     """A manager that raises the loss scale after a number of finite steps, and lowers it after a number of overflows.
 
     The overflows need not be consecutive. A subclass may read and assign the private attributes of TensorFlow's class:
@@ -111,13 +111,13 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ):
-        state.LossScale.__init__(self)
+        core.LossScale.__init__(self)
         self._init_loss_scale = _number("init_loss_scale", init_loss_scale)
         self._incr_every_n_steps = incr_every_n_steps
         self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
         self._incr_ratio = _number("incr_ratio", incr_ratio)
         self._decr_ratio = _number("decr_ratio", decr_ratio)
-        self._make_weights()
+        self._create_variables()
 
     _loss_scale: Any = Replaceable(lambda self: self._weight("loss_scale", self.initial_scale, tf.float32))
     _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int32))
@@ -173,10 +173,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, state.DynamicLossScale
         finite = tf.cast(finite_grads, tf.bool)
         # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
         with tf.control_dependencies(operations(finite)):
-            recorded = self.record(finite)
-        return None if tf.executing_eagerly() else finished(recorded)
+            moved = self.move(finite)
+        return None if tf.executing_eagerly() else finished(moved)
 
-    def as_loss_scale(self) -> state.LossScale:
+    def as_loss_scale(self) -> core.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
 
         If this manager is an instance of a subclass, the result is a separate object that calls the manager's methods.
@@ -217,7 +217,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
             loss_scale_manager = _Managed(loss_scale_manager)
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
         families.release(opt)
-        super().__init__(opt, loss_scale_manager=loss_scale_manager)
+        super().__init__(opt, loss_scale=loss_scale_manager)
         # Writing to `__dict__` bypasses TensorFlow's attribute tracking.
         self.__dict__["_loss_scale_manager"] = given
 
@@ -227,10 +227,9 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         return self._optimizer
 
 
-class _Managed(state.LossScale):
+class _Managed(core.LossScale):
     """A loss scale that calls a manager's methods. Steps with non-finite gradients are always skipped."""
 
-    may_skip = True
     initial_scale = float("nan")
 
     def __init__(self, manager: Any):
@@ -240,8 +239,7 @@ class _Managed(state.LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self._manager.get_loss_scale())
 
-    def move(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
-        del norm
+    def move(self, applied: tf.Tensor) -> list[Any]:
         update = self._manager.update_loss_scale(applied)
         return [] if update is None else [update]
 

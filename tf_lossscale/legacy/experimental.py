@@ -56,7 +56,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         optimizer, args, kwargs = inner_of(args, kwargs)
-        super().__init__(optimizer, loss_scale_manager=loss_scale_lib.get_for_wrapper(*args, **kwargs))
+        super().__init__(optimizer, loss_scale=loss_scale_lib.get_for_wrapper(*args, **kwargs))
 
     @property
     def loss_scale(self) -> Any:

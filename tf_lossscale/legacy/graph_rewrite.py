@@ -47,7 +47,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
         scale = loss_scale_lib.get_for_wrapper(loss_scale)
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
         families.release(opt)
-        super().__init__(opt, loss_scale_manager=scale)
+        super().__init__(opt, loss_scale=scale)
 
 
 def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic") -> Same:

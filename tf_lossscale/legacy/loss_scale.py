@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import tensorflow as tf
 
-from tf_lossscale.core import finite as finite_lib
-from tf_lossscale.core import replicas, state
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import loss_scale as core
+from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Optimizer, Same
 
 
-class LossScale(TensorLike, state.LossScale, abc.ABC):
+class LossScale(TensorLike, core.LossScale, abc.ABC):
     """Base class of the old loss scales. Derive a class from it to write your own loss scale.
 
     The `update` method checks the gradients and changes the scale.
@@ -45,8 +46,6 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     Source: `tf.train.experimental.LossScale`,
     https://www.tensorflow.org/versions/r2.3/api_docs/python/tf/mixed_precision/experimental/LossScale
     """
-
-    may_skip = True
 
     @abc.abstractmethod
     def __call__(self) -> tf.Tensor:
@@ -78,19 +77,20 @@ class LossScale(TensorLike, state.LossScale, abc.ABC):
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale = float("nan")
 
-    # This package's LossScaleOptimizer calls `check`, then `record`. The old `update` method checks the gradients and
-    # changes the scale. `check` therefore calls `update`, and `record` only counts the step.
+    # A step calls `check`, then `move`. The old `update` method does both.
 
-    def check(self, gradients: Iterable[Gradient], **norm: tf.Tensor) -> tf.Tensor:
-        del norm
-        return state.moved_by_update(self, gradients)
+    def check(self, gradients: list[Gradient]) -> tf.Tensor:
+        update, apply = self.update(gradients)
+        with tf.control_dependencies(operations(update)):
+            return tf.identity(tf.convert_to_tensor(apply))
 
-    def record(self, applied: tf.Tensor, **norm: tf.Tensor) -> list[Any]:
-        del norm
-        return self.count(applied)
+    def move(self, applied: tf.Tensor) -> Any:
+        """Return an operation that does nothing, because `check` has changed the scale."""
+        del applied
+        return tf.no_op()
 
 
-class FixedLossScale(LossScale, state.FixedLossScale):
+class FixedLossScale(LossScale, core.FixedLossScale):
     """A fixed loss scale.
 
     >>> scale = FixedLossScale(128)
@@ -108,12 +108,10 @@ class FixedLossScale(LossScale, state.FixedLossScale):
     Source: `tf.train.experimental.FixedLossScale`.
     """
 
-    may_skip = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # Only a user-defined `update` can skip steps.
-        cls.may_skip = cls.update is not FixedLossScale.update
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may be skipped: only by the `update` of a subclass."""
+        return type(self).update is not FixedLossScale.update
 
     def __init__(self, loss_scale_value: float):
         LossScale.__init__(self)
@@ -141,7 +139,7 @@ class FixedLossScale(LossScale, state.FixedLossScale):
         return f"FixedLossScale({self.initial_scale})"
 
 
-class DynamicLossScale(LossScale, state.DynamicLossScale):
+class DynamicLossScale(LossScale, core.DynamicLossScale):
     """A loss scale that is multiplied by a factor after a number of finite steps, and divided by it after an overflow.
 
     >>> scale = DynamicLossScale(initial_loss_scale=64, increment_period=1)
@@ -163,7 +161,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         self._initial_loss_scale = float(initial_loss_scale)
         self._increment_period = int(increment_period)
         self._multiplier = float(multiplier)
-        self._make_weights()
+        self._create_variables()
 
     # These private attributes have the same names as in TensorFlow's class. A subclass may read them, or assign them
     # instead of calling the constructor.
@@ -203,7 +201,7 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         return self._num_good_steps
 
     def __call__(self) -> tf.Tensor:
-        return state.DynamicLossScale.__call__(self)
+        return core.DynamicLossScale.__call__(self)
 
     @do_not_convert
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
@@ -219,10 +217,10 @@ class DynamicLossScale(LossScale, state.DynamicLossScale):
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
-        apply = finite_lib.all_finite(versions.values_to_check(grads))
+        apply = gradients_lib.all_finite(versions.values_to_check(grads))
         # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
         with tf.control_dependencies(operations(apply)):
-            moved = self.move(apply)
+            moved = core.DynamicLossScale.move(self, apply)
         return (None if tf.executing_eagerly() else finished(moved)), apply
 
     def get_config(self) -> dict[str, Any]:
@@ -265,6 +263,8 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
         return None
     if hasattr(identifier, "as_loss_scale"):
         return identifier.as_loss_scale()
+    if isinstance(identifier, core.LossScale):
+        return identifier
     if isinstance(identifier, numbers.Real):
         return FixedLossScale(float(identifier) if not isinstance(identifier, int) else identifier)
     if isinstance(identifier, str) and identifier == "dynamic":
@@ -330,4 +330,4 @@ def from_loss_scale(optimizer: Any, loss_scale: LossScale | str | float | dict[s
     scale = get(loss_scale)
     if scale is None:
         return optimizer
-    return LossScaleOptimizer(optimizer, loss_scale_manager=scale)
+    return LossScaleOptimizer(optimizer, loss_scale=scale)

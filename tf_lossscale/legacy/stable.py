@@ -84,7 +84,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return given
     if _is_number(loss_scale):
         return {"dynamic": False, "initial_scale": loss_scale, **given}
-    return {"loss_scale_manager": loss_scale_lib.get_for_wrapper(loss_scale), **given}
+    return {"loss_scale": loss_scale_lib.get_for_wrapper(loss_scale), **given}
 
 
 def _is_number(value: Any) -> bool:

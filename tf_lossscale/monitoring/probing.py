@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import replicas
 from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.precision.counts import ExponentCounts
@@ -172,9 +173,9 @@ class Probe:
             gradients, known_variables = unzip(given)
         else:
             given_or_known = variables[0] if variables and variables[0] is not None else self._family.known_variables()
-            gradients, known_variables = scaling.floating(given), list(given_or_known or [])
+            gradients, known_variables = gradients_lib.floating(given), list(given_or_known or [])
         self._in_float16 |= any(gradient is not None and gradient.dtype == tf.float16 for gradient in gradients)
-        factor = 1.0 if self._family.loss_scale_factor is None else self._family.loss_scale_factor
+        factor = getattr(self._family.inner, "loss_scale_factor", None) or 1.0
         return self._exponents.record(lambda: names_of(known_variables), lambda: gradients, lambda: tf.constant(factor))
 
 

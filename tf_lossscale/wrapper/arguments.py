@@ -1,4 +1,4 @@
-"""Checks the arguments of LossScaleOptimizer, and creates its loss scale, diagnostics and cache of compiled steps."""
+"""Checks the arguments of LossScaleOptimizer, and creates its loss scale and diagnostics."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core.compiled_steps import CompiledSteps
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.exponents import EVERY, Exponents
+from tf_lossscale.core.graphs import operations
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.rules import Rules
-from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+
+#: The scale that a dynamic loss scale starts with, unless `initial_scale` is passed.
+DEFAULT_SCALE = 2.0**15
 
 
 def loss_scale(
-    dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, manager: Any, **rules: Any
+    dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, given: Any, **rules: Any
 ) -> LossScale:
-    """Create the loss scale that the arguments describe, or return the loss scale of `manager`.
+    """Create the loss scale that the arguments describe, or return `given` as a loss scale.
 
     >>> loss_scale(False, 8, None, None, None)().numpy().item()
     8.0
@@ -27,8 +30,7 @@ def loss_scale(
         initial_scale: a finite number above 0, or None for the default.
         growth_steps: the number of finite steps in a row after which the scale grows, or None for the default.
         skip_nonfinite: whether a step with a non-finite gradient is skipped, or None for the default.
-        manager: None, or an object whose `as_loss_scale` method returns the loss scale. If a manager is passed, all
-            other arguments must have their defaults.
+        given: the `loss_scale` argument. Unless it is None, all other arguments must have their defaults.
         **rules: the other fields of `Rules`, such as `growth_factor`.
 
     Returns:
@@ -42,9 +44,9 @@ def loss_scale(
     if skip_nonfinite is not None:
         errors.boolean("skip_nonfinite", skip_nonfinite, "Pass True to skip steps whose gradients are not finite.")
     checked = Rules(Rules.growth_steps if growth_steps is None else growth_steps, **rules).checked()
-    if manager is not None:
+    if given is not None:
         alone = dynamic and initial_scale is None and growth_steps is None and skip_nonfinite is None
-        return _of_manager(manager, alone and checked == Rules())
+        return _given(given, alone and checked == Rules())
     if dynamic and skip_nonfinite is False:
         raise ValueError(
             "`skip_nonfinite` cannot be False with a dynamic scale, because a dynamic scale makes gradients "
@@ -52,7 +54,8 @@ def loss_scale(
             "`skip_nonfinite` out, or pass dynamic=False and an `initial_scale`."
         )
     if dynamic:
-        return DynamicLossScale(rules=checked) if initial_scale is None else DynamicLossScale(initial_scale, checked)
+        start = DEFAULT_SCALE if initial_scale is None else initial_scale
+        return DynamicLossScale(start, checked.growth_steps, **{name: getattr(checked, name) for name in rules})
     if initial_scale is None:
         raise ValueError('"initial_scale" must be specified if "dynamic" is False, for example initial_scale=1024.')
     if growth_steps is not None:
@@ -82,18 +85,80 @@ def _instead_of(dynamic: Any, initial_scale: Any, growth_steps: Any) -> str:
     )
 
 
-def _of_manager(manager: Any, alone: bool) -> LossScale:
+def _given(given: Any, alone: bool) -> LossScale:
     if not alone:
         raise ValueError(
-            "`loss_scale_manager` determines the scale and its rules. Leave out `dynamic`, `initial_scale`, "
+            "`loss_scale` determines the scale and its rules. Leave out `dynamic`, `initial_scale`, "
             "`dynamic_growth_steps`, `skip_nonfinite` and the arguments for the rules, such as `growth_factor`."
         )
-    if not hasattr(manager, "as_loss_scale"):
+    if given == "dynamic" or (isinstance(given, (int, float)) and not isinstance(given, bool)):
+        instead = "leave it out" if given == "dynamic" else f"pass dynamic=False, initial_scale={given!r}"
+        raise TypeError(f"`loss_scale={given!r}` is TensorFlow 2.3's argument. For the same scale, {instead}.")
+    scale = as_loss_scale(given)
+    if scale is None:
         raise TypeError(
-            "`loss_scale_manager` must be a FixedLossScaleManager or DynamicLossScaleManager from tf_lossscale.amp, "
-            f"or have an as_loss_scale() method, but got: {manager!r}."
+            "`loss_scale` must be an instance of tf_lossscale.LossScale, or a manager from tf_lossscale.amp, but got: "
+            f"{given!r}."
         )
-    return manager.as_loss_scale()
+    return scale
+
+
+def as_loss_scale(value: Any) -> LossScale | None:
+    """Convert an object to a loss scale. Return None if the object cannot be used as one.
+
+    >>> class Constant:
+    ...     def __call__(self):
+    ...         return tf.constant(4.0)
+    ...     def update(self, grads):
+    ...         return None, True
+    >>> as_loss_scale(Constant())().numpy().item()
+    4.0
+    >>> as_loss_scale(1024) is None
+    True
+
+    Args:
+        value: a LossScale, an object whose `as_loss_scale` method returns one, or a callable that returns the scale and
+            has an `update(grads)` method. The method changes the scale. It returns an operation (None in eager mode),
+            and whether to apply the gradients.
+    """
+    if isinstance(value, type):
+        return None
+    if hasattr(value, "as_loss_scale"):
+        return value.as_loss_scale()
+    if isinstance(value, LossScale):
+        return value
+    return _Adopted(value) if callable(value) and callable(getattr(value, "update", None)) else None
+
+
+class _Adopted(LossScale):
+    initial_scale = float("nan")
+
+    def __init__(self, loss_scale: Any):
+        super().__init__()
+        self.loss_scale = loss_scale
+
+    def __call__(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.loss_scale())
+
+    def check(self, gradients: list[Any]) -> tf.Tensor:
+        update, apply = self.loss_scale.update(gradients)
+        with tf.control_dependencies(operations(update)):
+            return tf.identity(tf.convert_to_tensor(apply))
+
+
+def refuse_old_names(kwargs: dict[str, Any]) -> None:
+    """Raise an error for the former name of `loss_scale`.
+
+    >>> refuse_old_names({"clipnorm": 1.0})
+
+    Args:
+        kwargs: the remaining keyword arguments of the constructor.
+
+    Raises:
+        TypeError: `loss_scale_manager` is one of them.
+    """
+    if "loss_scale_manager" in kwargs:
+        raise TypeError("LossScaleOptimizer() has no argument `loss_scale_manager`. Its name is `loss_scale` now.")
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
@@ -137,11 +202,10 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
     return Diagnosis(), None
 
 
-def compiled_steps(jit_compile: Any) -> CompiledSteps | None:
-    """Return a new cache of compiled steps if `jit_compile` is True, otherwise None.
+def require_jit_compile(jit_compile: Any) -> None:
+    """Raise an error unless `jit_compile` is a bool that can be honoured.
 
-    >>> compiled_steps(False) is None
-    True
+    >>> require_jit_compile(False)
 
     Args:
         jit_compile: whether XLA compiles the optimizer's step.
@@ -150,11 +214,9 @@ def compiled_steps(jit_compile: Any) -> CompiledSteps | None:
         TypeError: `jit_compile` is not a bool.
         ValueError: `jit_compile` is True in a TF1 graph.
     """
-    if not errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step."):
-        return None
-    if not tf.compat.v1.executing_eagerly_outside_functions():
+    compiles = errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step.")
+    if compiles and not tf.compat.v1.executing_eagerly_outside_functions():
         raise ValueError(
             "`jit_compile` cannot be True in a TF1 graph, which cannot call a compiled function. Leave it out, or "
             "compile the whole session with tf.compat.v1.OptimizerOptions.global_jit_level."
         )
-    return CompiledSteps()

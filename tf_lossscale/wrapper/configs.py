@@ -10,8 +10,8 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core.exponents import EVERY
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale
 from tf_lossscale.core.rules import KEYWORDS
-from tf_lossscale.core.state import DynamicLossScale, FixedLossScale
 from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.parts import Parts
@@ -93,7 +93,7 @@ class Configurable(Parts):
             config["diagnose"] = "exponents"
             if self._exponents.every != EVERY:
                 config["diagnose_every"] = self._exponents.every
-        if self._compiled_steps is not None:
+        if self._jit_compile:
             config["jit_compile"] = True
         if self._stall.action == "raise":
             config["on_stall"] = "raise"
@@ -219,7 +219,7 @@ def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]
         return {"dynamic": False, "initial_scale": loss_scale}
     kind, values = loss_scale["class_name"], loss_scale["config"]
     if kind in custom_objects:
-        return {"loss_scale_manager": custom_objects[kind].from_config(values)}
+        return {"loss_scale": custom_objects[kind].from_config(values)}
     if kind == "FixedLossScale":
         return {"dynamic": False, "initial_scale": values["loss_scale_value"]}
     if kind == "DynamicLossScale":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import functools
 import inspect
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import runs_in_order
 from tf_lossscale.wrapper import options as options_lib
 from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
@@ -110,9 +113,6 @@ class Family(abc.ABC):
     returns_operations = False
     #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.
     apply_takes_unscaled = False
-    #: An additional factor by which the loss is multiplied, such as Keras 3's `loss_scale_factor`. None if there is no
-    #: such factor.
-    loss_scale_factor: Any = None
 
     def gradients(
         self, loss: tf.Tensor, variables: list[Variable], grad_loss: Any, tape: tf.GradientTape
@@ -134,11 +134,11 @@ class Family(abc.ABC):
         `variables` are the gradients' variables if the gradients are about to be applied, otherwise None.
         """
         del variables
-        return scaling.unscale(gradients, factor)
+        return gradients_lib.unscale(gradients, factor)
 
-    @property
-    def aggregates_itself(self) -> bool:
-        """Whether the optimizer has its own way to sum gradients, which may leave them different on the replicas."""
+    def reduces_itself(self, variables: list[Variable]) -> bool:
+        """Return whether `reduce` does more than sum the gradients, so that they may differ between the replicas."""
+        del variables
         return self.own_aggregation is not None
 
     def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
@@ -185,9 +185,6 @@ class Family(abc.ABC):
         if getattr(self.inner, "has_step_hooks", False):
             return "the optimizer's step hooks are Python functions"
         return None
-
-    #: The names of the optimizer's temporary attributes, which each step sets before it reads them.
-    set_in_each_step: tuple[str, ...] = ()
 
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         """Return an (object, attribute name) pair for each variable that every replica updates independently."""
@@ -278,6 +275,60 @@ class Family(abc.ABC):
     def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Add this library's layer and weight names to a checkpoint's object tree, and return the tree."""
         return objects
+
+
+class _Applying(threading.local):
+    #: The number of nested `already_summed` blocks that the thread is in.
+    depth = 0
+
+
+_applying = _Applying()
+
+
+@contextlib.contextmanager
+def already_summed() -> Iterator[None]:
+    """In a `with` block, the functions that `sum_unless_already` installed return gradients as they are.
+
+    >>> with already_summed():
+    ...     pass
+    """
+    _applying.depth += 1
+    try:
+        yield
+    finally:
+        _applying.depth -= 1
+
+
+def sum_unless_already(optimizer: Any, *methods: str) -> None:
+    """Install methods on an optimizer that sum gradients over the replicas, except in an `already_summed` block.
+
+    >>> class Optimizer:
+    ...     def summed(self, pairs):
+    ...         return [(2 * g, v) for g, v in pairs]
+    >>> optimizer = Optimizer()
+    >>> sum_unless_already(optimizer, "summed")
+    >>> with already_summed():
+    ...     optimizer.summed([(1, "weight")])
+    [(1, 'weight')]
+    >>> optimizer.summed([(1, "weight")])
+    [(2, 'weight')]
+
+    Args:
+        optimizer: the optimizer. The methods are set in its `__dict__`.
+        *methods: the names of methods of its class. Each takes and returns (gradient, variable) pairs.
+    """
+    for method in methods:
+        optimizer.__dict__.setdefault(method, _SumUnlessAlready(optimizer, method))
+
+
+class _SumUnlessAlready:
+    def __init__(self, optimizer: Any, method: str):
+        self._optimizer, self._method = optimizer, method
+
+    def __call__(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        if _applying.depth:
+            return list(grads_and_vars)
+        return getattr(type(self._optimizer), self._method)(self._optimizer, grads_and_vars, *args, **kwargs)
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:

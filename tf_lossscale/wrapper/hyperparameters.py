@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.variables import readable
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.parts import Parts
 
@@ -59,7 +58,7 @@ class Delegating(Parts):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
-        return readable(self._optimizer.learning_rate)
+        return self._optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -78,7 +77,7 @@ class Delegating(Parts):
         # Python calls `__getattr__` only if the wrapper itself has no attribute of this name.
         if "_optimizer" in vars(self) and not name.startswith("__"):
             if self._is_delegated(name):
-                return readable(getattr(self._optimizer, name))
+                return getattr(self._optimizer, name)
             # Unlike `hasattr`, `dir` does not evaluate the inner optimizer's properties.
             if name in dir(self._optimizer):
                 raise AttributeError(

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.state import LossScale
-from tf_lossscale.wrapper.family import Family
 
 
 class LossFactor:
-    """The loss scale, multiplied by the inner optimizer's `loss_scale_factor` if that is set.
+    """Remembers the factor by which each thread multiplied its last loss.
 
     Under a ParameterServerStrategy, another worker may change the scale after a step has scaled its loss and before it
-    unscales its gradients. Each thread therefore remembers the factor by which it multiplied its last loss.
-
-    Args:
-        family: the inner optimizer's family.
+    unscales its gradients.
     """
 
-    def __init__(self, family: Family):
-        self._family = family
+    def __init__(self) -> None:
         self._thread = threading.local()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossFactor:
-        return LossFactor(copy.deepcopy(self._family, memo))
+        return LossFactor()
 
-    def current(self, loss_scale: LossScale) -> tf.Tensor:
-        """Return the current factor, as a float32 scalar."""
-        factor = self._family.loss_scale_factor
-        return loss_scale() if factor is None else loss_scale() * factor
-
-    def for_loss(self, loss_scale: LossScale) -> tf.Tensor:
+    def for_loss(self, current: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Return the factor to multiply a loss by."""
-        factor = self.current(loss_scale)
+        factor = current()
         if replicas.workers_step_alone():
             self._thread.factor = factor
         return factor
 
-    def for_gradients(self, loss_scale: LossScale) -> tf.Tensor:
+    def for_gradients(self, current: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Return the factor by which this step's loss was multiplied.
 
         It is the current factor, because the scale changes only at the end of a step. Under a ParameterServerStrategy,
@@ -51,7 +40,7 @@ class LossFactor:
         """
         factor: Any = getattr(self._thread, "factor", None)
         if factor is None or not replicas.workers_step_alone():
-            return self.current(loss_scale)
+            return current()
         if getattr(factor, "graph", None) is (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()):
             return factor
         logging.log_first_n(
@@ -61,4 +50,4 @@ class LossFactor:
             "the loss in the function that unscales the gradients.",
             1,
         )
-        return self.current(loss_scale)
+        return current()

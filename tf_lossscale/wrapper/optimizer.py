@@ -10,22 +10,20 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import notes, replicas, scaling, state
+from tf_lossscale.core import gradients as arithmetic
+from tf_lossscale.core import notes, replicas
 from tf_lossscale.core.exponents import EVERY
-from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
+from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
-from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
-from tf_lossscale.core.step import take_step
-from tf_lossscale.core.variables import readable
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.wrapper import arguments, contract, families, rule_settings
 from tf_lossscale.wrapper.configs import Configurable
-from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, require_fitting, tensors_of, unzip
+from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, names_of, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.loss_factor import LossFactor
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
-from tf_lossscale.wrapper.update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from tf_lossscale.types import (
@@ -112,22 +110,21 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         max_scale: the value above which the scale never grows. The default is the largest float32 number.
         on_stall: what happens in a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
             is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
-            InvalidArgumentError in a graph. Each stall is reported once: in the 100th skipped step in eager mode, and
-            in the 101st in a graph. If XLA compiles the step, the stall is reported when `loss_scale` or `state()` is
-            read, and at the end of `fit`.
+            InvalidArgumentError in a graph. Each stall is reported once, in the 100th skipped step. If XLA compiles the
+            step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`.
         diagnose: True to record the variables whose gradients overflow, for `overflow_report`, and the norm of all
             gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
             `precision_report`.
         diagnose_every: with `diagnose="exponents"`, gradients are counted in the first step and then in every
             `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps in which gradients
             are not counted cost almost nothing extra.
-        loss_scale_manager: a manager from `tf_lossscale.amp` or a `SharedLossScale`. It determines the scale and its
-            rules, so the arguments from `dynamic` to `max_scale` must not be passed.
-        jit_compile: whether XLA compiles the optimizer's step. The model is not compiled. One or a few kernels then
-            check and apply the gradients. In a tf.function, they also unscale most of the gradients. The same steps are
-            skipped, but weights may differ in their last bits. A step that XLA cannot compile, for example with sparse
-            gradients or under some strategies, runs without XLA, and a warning says so once. If the inner optimizer's
-            code reads global Python variables, a compiled step keeps using their values at the time of compilation.
+        loss_scale: a `LossScale` of your own, a `SharedLossScale`, a manager from `tf_lossscale.amp`, or a loss scale
+            of `tf_lossscale.legacy`. It determines the scale and its rules, so the arguments from `dynamic` to
+            `max_scale` must not be passed.
+        jit_compile: whether XLA compiles the optimizer's step inside a `tf.function`. The model is not compiled. The
+            same steps are skipped, but weights may differ in their last bits. A step that XLA cannot compile, for
+            example in eager mode, with sparse gradients or on several replicas, runs without XLA, and a warning says so
+            once.
         **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`.
@@ -171,7 +168,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         on_stall: str | Callable[[LossScaleOptimizer], object] = "warn",
         diagnose: bool | str = False,
         diagnose_every: int = EVERY,
-        loss_scale_manager: object = None,
+        loss_scale: object = None,
         jit_compile: bool = False,
         **kwargs: Any,
     ):
@@ -181,12 +178,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
-        loss_scale = arguments.loss_scale(
+        arguments.refuse_old_names(kwargs)
+        scale = arguments.loss_scale(
             dynamic,
             initial_scale,
             dynamic_growth_steps,
             skip_nonfinite,
-            loss_scale_manager,
+            loss_scale,
             growth_factor=growth_factor,
             backoff_factor=backoff_factor,
             hysteresis=hysteresis,
@@ -194,27 +192,27 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             max_scale=max_scale,
         )
         stall = Stall(on_stall)
-        diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, loss_scale)
-        compiled_steps = arguments.compiled_steps(jit_compile)
+        diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, scale)
+        arguments.require_jit_compile(jit_compile)
         family = wrapper_class._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
         # If the constructor raises an error, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise
         # an error, but only before it changes the inner optimizer. The statements after it cannot raise errors.
-        loss_scale.prepare()
-        stall.prepare(loss_scale)
+        scale.prepare()
         self.__dict__.update(
             _optimizer=inner_optimizer,
             _family=family,
             # TensorFlow's DelegatingTrackableMixin reads this attribute.
             _trackable=inner_optimizer,
-            _scale=loss_scale,
+            _scale=scale,
             _contract=contract.Contract(),
-            _factor=LossFactor(family),
+            _factor=LossFactor(),
             _traced=False,
+            _warned=set(),
             _stall=stall,
             _diagnosis=diagnosis,
             _exponents=exponents,
-            _compiled_steps=compiled_steps,
+            _jit_compile=jit_compile,
         )
         self._save_scale_with_inner()
         family.set_options(chosen)
@@ -289,9 +287,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             RuntimeError: the loss is scaled already.
         """
         scaled = self._scaled(
-            "get_scaled_loss", loss, lambda loss: scaling.scale_loss(loss, self._factor.for_loss(self._loss_scale))
+            "get_scaled_loss",
+            loss,
+            lambda loss: arithmetic.scale_loss(loss, self._factor.for_loss(self._current_factor)),
         )
-        _warn_if_loss_cannot_hold(loss, lambda: self._factor.current(self._loss_scale))
+        _warn_if_loss_cannot_hold(loss, self._current_factor)
         return scaled
 
     @overload
@@ -322,7 +322,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         def scale(loss: Any) -> Any:
             wide = tf.nest.map_structure(_at_least_float32, loss)
-            return scaling.scale_loss(wide, self._factor.for_loss(self._loss_scale))
+            return arithmetic.scale_loss(wide, self._factor.for_loss(self._current_factor))
 
         return self._scaled("scale_loss", loss, scale)
 
@@ -363,10 +363,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         contract.require_scaled(grads, self._loss_scale)
         self._contract.called("get_unscaled_gradients")
-        unscaled = self._family.unscale(grads, self._factor.for_gradients(self._loss_scale))
+        unscaled = self._family.unscale(grads, self._factor.for_gradients(self._current_factor))
         notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
-        if self._exponents is not None and self._exponents.counts_next():
-            notes.note_dividends(unscaled, grads)
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -397,10 +395,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         def unscale(gradients: list[Any]) -> list[Any]:
             self._contract.unscaled_inside()
-            return self._family.unscale(gradients, self._factor.for_gradients(self._loss_scale))
+            return self._family.unscale(gradients, self._factor.for_gradients(self._current_factor))
 
         scaled = scaled_inside(
-            loss_fn, lambda upstream: scaling.scale_loss(upstream, self._factor.for_loss(self._loss_scale)), unscale
+            loss_fn,
+            lambda upstream: arithmetic.scale_loss(upstream, self._factor.for_loss(self._current_factor)),
+            unscale,
         )
         return cast("SameFunction", scaled)
 
@@ -458,7 +458,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             self._require_keywords(kwargs)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
         decision = self._contract.decide(gradients)
-        outcome = self._step(OptimizerUpdate(self, gradients, variables, decision.scaled, aggregate, kwargs))
+        outcome = self._step(gradients, variables, decision.scaled, aggregate, kwargs)
         self._contract.record(decision)
         return self._result(outcome)
 
@@ -491,22 +491,102 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
         decision = self._contract.decide_for_apply(grads, self._family.apply_takes_unscaled)
-        outcome = self._step(OptimizerUpdate(self, grads, variables, decision.scaled, aggregate=True, keywords={}))
+        outcome = self._step(grads, variables, decision.scaled, aggregate=True, keywords={})
         self._contract.record(decision)
         self._result(outcome)
 
-    def _step(self, update: OptimizerUpdate) -> Any:
-        update.prepare()
-        scale = self._loss_scale
-        # A SharedLossScale defers this step, and later takes it together with the steps of the other optimizers that
-        # share the scale.
-        return None if scale.defer(self, update) else take_step(scale, update)
+    def _step(
+        self, gradients: list[Any], variables: list[Any], scaled: bool, aggregate: bool, keywords: dict[str, Any]
+    ) -> Any:
+        """Unscale the gradients unless that was done, and let the loss scale apply them or skip the step."""
+        family, loss_scale = self._family, self._loss_scale
+        if not tf.executing_eagerly():
+            family.require_graph_mode()
+        family.ensure_built(
+            [v for g, v in zip(gradients, variables) if g is not None or not family.slots_need_gradients]
+        )
+
+        def apply(gradients: list[Any]) -> Any:
+            with replicas.local_copies(family.replica_variables):
+                return family.apply(gradients, variables, **keywords)
+
+        def skip() -> list[Any]:
+            with replicas.local_copies(family.replica_variables):
+                started = family.start_averages()
+                with tf.control_dependencies(operations(started)):
+                    # If the caller passed unscaled gradients, `iterations` counts a skipped step, as in TensorFlow 2.
+                    # If the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
+                    counted = None if scaled else family.count_skipped_step()
+            with tf.control_dependencies(operations([started, counted])):
+                return [started, counted, [] if tf.executing_eagerly() else self._stall.in_graph(self)]
+
+        compiles = self._jit_compile and self._compiles(gradients, variables)
+        # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
+        with (
+            replicas.explaining_refused_merge_calls(),
+            tf.control_dependencies(self._count_by_exponent(gradients, variables, scaled)),
+        ):
+            if scaled:
+                gradients = family.unscale(gradients, self._factor.for_gradients(self._current_factor), variables)
+            aggregate = aggregate and family.sums_over_replicas
+            if aggregate and family.reduces_itself(variables):
+                gradients, aggregate = family.reduce(gradients, variables), False
+            return loss_scale.step(
+                gradients, apply, skip, aggregate, observe=self._observer(variables), jit_compile=compiles
+            )
+
+    def _count_by_exponent(self, gradients: list[Any], variables: list[Any], scaled: bool) -> list[tf.Operation]:
+        """Count this replica's gradients by exponent, as they are while they are multiplied by the loss scale."""
+        if self._exponents is None or not gradients:
+            return []
+        if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in variables):
+            raise ValueError(
+                "Gradients cannot be counted by exponent on a DTensor mesh. Leave out "
+                'diagnose="exponents", or count in a run without a mesh.'
+            )
+
+        def as_scaled() -> list[Any]:
+            if scaled:
+                return gradients
+            return [arithmetic.multiplied(gradient, self._current_factor()) for gradient in gradients]
+
+        return self._exponents.record(lambda: names_of(variables), as_scaled, self._current_factor)
+
+    def _current_factor(self) -> tf.Tensor:
+        """Return the factor to multiply a loss by: the loss scale, times Keras 3's `loss_scale_factor` if it is set."""
+        factor = vars(self).get("loss_scale_factor")
+        return self._loss_scale() if factor is None else self._loss_scale() * factor
+
+    def _observer(self, variables: list[Any]) -> Callable[..., Any]:
+        """Return a function that is called at the end of each step, for the diagnosis and for stalls in eager mode."""
+        diagnosis = self._diagnosis if variables else None
+        names = () if diagnosis is None else names_of(variables)
+        if diagnosis is not None:
+            diagnosis.prepare(names)
+
+        def observe(applied: tf.Tensor, gradients: list[Any], checked: list[Any]) -> Any:
+            recorded = diagnosis and diagnosis.record(names, applied, gradients, checked)
+            if tf.executing_eagerly() and not applied:
+                self._stall.after_step(self)
+            return recorded
+
+        return observe
+
+    def _compiles(self, gradients: list[Any], variables: list[Any]) -> bool:
+        """Return whether XLA compiles the step. If it cannot, log a warning once."""
+        reason = self._family.obstacle() or _obstacle(gradients, variables)
+        if reason is not None:
+            self._warn_once(f"LossScaleOptimizer(jit_compile=True) takes steps that are not compiled: {reason}.")
+        return reason is None and not in_xla_context()
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logging.warning("%s", message)
 
     def _result(self, outcome: Any) -> Any:
-        """In eager mode, report a long run of skipped steps. Return the value that `apply_gradients` returns."""
+        """Return the value that `apply_gradients` returns."""
         if tf.executing_eagerly():
-            if outcome is False:
-                self._report_stall()
             return self._family.result()
         self.__dict__["_traced"] = True
         if not runs_in_order():
@@ -514,9 +594,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         with tf.control_dependencies(operations(outcome)):
             # The result is a tensor, because a tf.function cannot return an operation.
             return tf.constant(True)
-
-    def _report_stall(self) -> None:
-        replicas.once(lambda: self._stall.report(self))
 
     @do_not_convert
     def compute_gradients(
@@ -650,14 +727,13 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @_loss_scale.setter
     def _loss_scale(self, value: Any) -> None:
-        scale = state.adopted(value)
+        scale = arguments.as_loss_scale(value)
         if scale is None:
             raise TypeError(
                 "`_loss_scale` must be a tf_lossscale LossScale, or an object with the methods __call__() and "
                 f"update(grads), but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
         scale.prepare()
-        self._stall.prepare(scale)
         self.__dict__["_scale"] = scale
         self._save_scale_with_inner()
 
@@ -724,7 +800,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     @property
     def iterations(self) -> tf.Variable:
         """The inner optimizer's step count."""
-        return readable(self._optimizer.iterations)
+        return self._optimizer.iterations
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
@@ -753,8 +829,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
         Args:
             weights: the NumPy arrays that `get_weights` returned. The values of the loss scale's variables may come
-                after these arrays, as in h5 files. A loss scale of infinity, NaN or zero would stop training, so it is
-                replaced and a warning is logged.
+                after these arrays, as in h5 files.
 
         Raises:
             ValueError: the number of arrays or the shape of an array does not match. In that case, no value is set.
@@ -768,7 +843,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
             )
         assign_all(variables, weights)
-        self._loss_scale.bring_into_range()
 
     def _are_of_scale(self, values: list[Any]) -> bool:
         """Return whether arrays match the loss scale's variables in shape and kind of dtype. Slots do not match."""
@@ -819,7 +893,7 @@ def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) 
     """
     self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
     # Keras calls this method at the end of `fit`, so a stall that no step has reported yet is reported here.
-    self._stall.report(self)
+    self._stall.report_silent_steps(self)
 
 
 def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
@@ -834,6 +908,25 @@ def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> Non
             1,
             scale,
         )
+
+
+def _obstacle(gradients: list[Any], variables: list[Any]) -> str | None:
+    """Return why XLA cannot compile a step with these gradients as one function. If it can, return None."""
+    if tf.executing_eagerly():
+        return (
+            "in eager mode, Python values can change between steps. Decorate the function that takes the step:\n"
+            "    @tf.function(jit_compile=True)\n"
+            "    def train_step(gradients):\n"
+            "        optimizer.apply_gradients(zip(gradients, variables))"
+        )
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return "a TF1 graph cannot call a compiled function"
+    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return "a gradient is sparse, and may have a different number of rows in each step"
+    if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        return "there are several replicas. Put jit_compile=True on the function that is given to strategy.run"
+    devices = {getattr(variable, "device", "") for variable in variables} - {""}
+    return "the variables are on several devices" if len(devices) > 1 else None
 
 
 def _at_least_float32(loss: Any) -> Any:

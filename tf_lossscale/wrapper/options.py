@@ -19,7 +19,6 @@ DEFAULTS = {
 }
 # Maps other loss scalers' keywords to the equivalent arguments of `LossScaleOptimizer`, for error messages.
 _ELSEWHERE = {
-    "loss_scale": "initial_scale, with dynamic=False for a fixed scale",
     "init_scale": "initial_scale",
     "initial_loss_scale": "initial_scale",
     "init_loss_scale": "initial_scale",

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tf_lossscale.core.compiled_steps import CompiledSteps
 from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.wrapper.contract import Contract
@@ -34,7 +33,7 @@ class Parts:
     _stall: Stall
     _diagnosis: Diagnosis | None
     _exponents: Exponents | None
-    _compiled_steps: CompiledSteps | None
+    _jit_compile: bool
     _traced: bool
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_lossscale import errors
 from tf_lossscale.core.exponents import Exponents
-from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import as_number, value_or_zero
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.precision.counts import ExponentCounts
@@ -19,16 +17,6 @@ from tf_lossscale.wrapper.parts import Parts
 
 if TYPE_CHECKING:
     from tf_lossscale.types import State
-
-# Maps the keys of `state()` to attributes of the loss scale. The first key is required in `set_state`; the others are
-# optional.
-_COUNTS = {
-    "dynamic_counter": "good_steps",
-    "bad_steps": "bad_steps",
-    "skipped_steps": "skipped_steps",
-    "skipped_in_a_row": "skipped_in_a_row",
-    "total_steps": "total_steps",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +72,12 @@ class Observable(Parts):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, as a float32 scalar tensor."""
-        self._stall.report(self)
+        self._stall.report_silent_steps(self)
         return tf.convert_to_tensor(self._loss_scale())
 
     @property
-    def last_step_skipped(self) -> tf.Variable | bool:
-        """Whether the last step was skipped, as a bool variable. Reading the property does not wait for the device.
+    def last_step_skipped(self) -> tf.Tensor | bool:
+        """Whether the last step was skipped, as a bool scalar tensor. Reading it does not wait for the device.
 
         The value is the Python constant False if the scale is fixed and `skip_nonfinite` is not True, because then no
         step is ever skipped.
@@ -97,12 +85,12 @@ class Observable(Parts):
         return self._loss_scale.last_step_skipped if self._loss_scale.may_skip else False
 
     @property
-    def skipped_steps(self) -> tf.Variable | int:
-        """The number of skipped steps since this optimizer was created, as an int64 variable.
+    def skipped_steps(self) -> tf.Tensor | int:
+        """The number of skipped steps since this optimizer was created, as an int64 scalar tensor.
 
         If the optimizer is configured never to skip a step, the value is the Python integer 0.
         """
-        return self._loss_scale.skipped_steps if self._loss_scale.may_skip else 0
+        return value_or_zero(self._loss_scale.skipped_steps) if self._loss_scale.may_skip else 0
 
     @property
     def gradient_norm(self) -> tf.Variable | None:
@@ -139,15 +127,8 @@ class Observable(Parts):
 
     def _state(self) -> Any:
         """Return the loss scale's state. Unlike `state`, this method also works in graph mode."""
-        scale = self._loss_scale
-        values = {"loss_scale": value_of(scale())}
-        if isinstance(scale, DynamicLossScale):
-            variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
-            values.update(
-                {name: 0 if each is None else value_of(value_or_zero(each)) for name, each in variables.items()}
-            )
-            values["skipped_in_a_row"] *= value_of(value_or_zero(scale.last_step_skipped))
-        self._stall.report(self)
+        values = self._loss_scale._state(value_of)
+        self._stall.report_silent_steps(self)
         return values
 
     def set_state(self, state: State | Mapping[str, Any]) -> None:
@@ -174,42 +155,11 @@ class Observable(Parts):
             RuntimeError: the method is called while a graph is being built.
         """
         _require_eager("set_state")
-        if not isinstance(state, Mapping):
-            raise TypeError(
-                f"`state` must be a dict that state() returned, but got: {state!r}. To change only the scale, call "
-                "set_state({**optimizer.state(), 'loss_scale': value})."
-            )
         self._set_state(state)
 
     def _set_state(self, state: Any) -> None:
         """Set the loss scale's state. Unlike `set_state`, this method also works in graph mode."""
-        scale = self._loss_scale
-        moves = isinstance(scale, DynamicLossScale)
-        needed = {"loss_scale", "dynamic_counter"} if moves else {"loss_scale"}
-        allowed = {"loss_scale", *_COUNTS} if moves else needed
-        if not needed <= state.keys() <= allowed:
-            raise ValueError(
-                f"`state` must have the keys {sorted(needed)} and may also have {sorted(allowed - needed)}, "
-                f"but got: {state!r}. The state of a dynamic scale cannot be loaded into a fixed scale, or vice versa."
-            )
-        value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
-        if not moves:
-            fixed = value_of(scale())
-            if value != fixed:
-                raise ValueError(f"The loss scale is fixed at {fixed:g}, but `state` has the loss scale {value!r}.")
-            return
-        remedy = "Pass what state() returned."
-        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in _COUNTS}
-        variables = {name: getattr(scale, attribute) for name, attribute in _COUNTS.items()}
-        for name, variable in variables.items():
-            # The counts are int64 variables, except those of tf.contrib's loss scale managers, which are int32.
-            if variable is not None and counts[name] > variable.dtype.max:
-                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
-        set_value(scale.current_loss_scale, scale.in_range(value))
-        set_value(scale.last_step_skipped, counts["skipped_in_a_row"] > 0)
-        for name, variable in variables.items():
-            if variable is not None:
-                set_value(variable, counts[name])
+        self._loss_scale._set_state(state, set_value)
 
     def overflow_report(self) -> OverflowReport:
         """Report which variables' gradients were not finite, and in how many steps.

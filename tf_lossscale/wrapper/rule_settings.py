@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.rules import KEYWORDS, Rules
-from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.variables import as_number
 
 #: Maps each argument of `change_rules` to a field of `Rules`.

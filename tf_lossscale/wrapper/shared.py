@@ -5,29 +5,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core import compiled_steps
+from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert
-from tf_lossscale.core.rules import Rules, with_rules
-from tf_lossscale.core.state import DynamicLossScale
-from tf_lossscale.core.step import Update, take_step
+from tf_lossscale.core.loss_scale import DynamicLossScale
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient
 
 
 class SharedLossScale(DynamicLossScale):
     """One loss scale for several optimizers. An overflow in any of them skips the steps of all of them.
 
     Use it for GANs and for models with several losses. Pass the object to each optimizer as
-    `loss_scale_manager`, and take the optimizers' steps inside a `with shared.together():` block.
+    `loss_scale`, and take the optimizers' steps inside a `with shared.together():` block.
 
     >>> import tf_lossscale
     >>> shared = tf_lossscale.SharedLossScale(initial_scale=1024)
     >>> a, b = tf.Variable(1.0), tf.Variable(1.0)
     >>> first, second = (
-    ...     tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale_manager=shared)
+    ...     tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=shared)
     ...     for _ in range(2)
     ... )
     >>> with shared.together():
@@ -47,12 +48,6 @@ class SharedLossScale(DynamicLossScale):
         ValueError: an argument is out of range.
     """
 
-    traceable = True
-
-    @with_rules
-    def __init__(self, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000, **rules: Any):
-        super().__init__(initial_scale, Rules(dynamic_growth_steps, **rules))
-
     @contextlib.contextmanager
     def together(self) -> Iterator[TogetherStep]:
         """Join the steps taken in a `with` block. At the end of the block, all steps are applied or all are skipped.
@@ -66,7 +61,6 @@ class SharedLossScale(DynamicLossScale):
 
         Raises:
             RuntimeError: the block is nested in another `together` block of the same scale.
-            ValueError: only some of the optimizers got gradients that are already summed over the replicas.
         """
         if self._open_step is not None:
             raise RuntimeError("together() cannot be nested. Take all steps in one block.")
@@ -80,43 +74,76 @@ class SharedLossScale(DynamicLossScale):
 
     @do_not_convert
     def _step_together(self, together: TogetherStep) -> None:
-        result = take_step(self, _JointUpdate([update for _, update in together.members]))
-        if result is False:
-            for optimizer, _ in together.members:
-                optimizer._report_stall()
+        members = together.members
+        aggregate = all(member.aggregate for member in members)
+        gradients = [
+            replicas.sum_over_replicas(member.gradients) if member.aggregate and not aggregate else member.gradients
+            for member in members
+        ]
+        ends = list(itertools.accumulate(map(len, gradients)))
+
+        def own(values: list[Any]) -> list[list[Any]]:
+            return [values[start:end] for start, end in zip([0, *ends], ends)]
+
+        result = super().step(
+            [gradient for each in gradients for gradient in each],
+            lambda values: [member.apply(each) for member, each in zip(members, own(values))],
+            lambda: [member.skip() for member in members if member.skip],
+            aggregate,
+            observe=lambda applied, values, checked: [
+                member.observe(applied, each, each_checked)
+                for member, each, each_checked in zip(members, own(values), own(checked))
+                if member.observe
+            ],
+            jit_compile=all(member.jit_compile for member in members),
+        )
         together.operation = None if tf.executing_eagerly() else result
 
     @property
     def _open_step(self) -> TogetherStep | None:
         return _open.steps.get(id(self))
 
-    def defer(self, optimizer: Any, update: Update) -> bool:
-        """Store an optimizer's update, which will be applied or skipped at the end of the `together` block.
+    def step(
+        self,
+        gradients: Iterable[Gradient],
+        apply: Callable[[list[Any]], object],
+        skip: Callable[[], object] | None = None,
+        aggregate: bool = True,
+        *,
+        observe: Callable[[tf.Tensor, list[Any], list[Any]], object] | None = None,
+        jit_compile: bool = False,
+    ) -> None:
+        """Store a step, which is taken at the end of the `together` block.
 
         Args:
-            optimizer: the optimizer that takes the step.
-            update: the optimizer's update.
-
-        Returns:
-            True, because this loss scale defers every update.
+            gradients: as in `LossScale.step`, like all other arguments.
+            apply: as in `LossScale.step`.
+            skip: as in `LossScale.step`.
+            aggregate: as in `LossScale.step`.
+            observe: as in `LossScale.step`.
+            jit_compile: as in `LossScale.step`. The joint step is compiled if it is True for all steps.
 
         Raises:
             RuntimeError: the call is not inside `together`.
-            ValueError: the gradients of only some updates in the block are already summed over the replicas.
         """
         if self._open_step is None:
             raise RuntimeError(
-                f"This {type(optimizer).__name__} shares its loss scale, so it can only step inside `with "
+                f"This {type(self).__name__} is shared by several optimizers, so they can only step inside `with "
                 "shared.together():`. Put all calls that apply gradients into one such block, "
                 "inside strategy.run and inside the tf.function."
             )
-        if any(other.aggregate != update.aggregate for _, other in self._open_step.members):
-            raise ValueError(
-                "Optimizers that step together must all get gradients that are already summed over the replicas, or "
-                "all get gradients that are not. Pass skip_gradients_aggregation=True to all of them, or to none."
-            )
-        self._open_step.members.append((optimizer, update))
-        return True
+        self._open_step.members.append(_Member(list(gradients), apply, skip, aggregate, observe, jit_compile))
+
+
+class _Member(NamedTuple):
+    """The arguments of `step` for one of the steps that are taken together."""
+
+    gradients: list[Any]
+    apply: Callable[[list[Any]], object]
+    skip: Callable[[], object] | None
+    aggregate: bool
+    observe: Callable[[tf.Tensor, list[Any], list[Any]], object] | None
+    jit_compile: bool
 
 
 class TogetherStep:
@@ -127,51 +154,10 @@ class TogetherStep:
     """
 
     def __init__(self) -> None:
-        self.members: list[tuple[Any, Update]] = []
+        self.members: list[_Member] = []
         #: In a TF1 graph, the operation that a session runs to take the step. It is set at the end of the
         #: `together` block.
         self.operation: Any = None
-
-
-class _JointUpdate(Update):
-    """The updates of several optimizers, which are all applied or all skipped."""
-
-    def __init__(self, updates: list[Update]):
-        self._updates = updates
-        self._ends: list[int] = []
-        self.aggregate = updates[0].aggregate
-        self.observes = any(update.observes for update in updates)
-        self.to_compile = compiled_steps.joined([update.to_compile for update in updates])
-
-    def count_exponents(self) -> list[tf.Operation]:
-        return [counted for update in self._updates for counted in update.count_exponents()]
-
-    def unscaled_gradients(self) -> list[Any]:
-        each = [update.unscaled_gradients() for update in self._updates]
-        self._ends = list(itertools.accumulate(map(len, each)))
-        return [gradient for own in each for gradient in own]
-
-    def _with_own(self, gradients: list[Any]) -> list[tuple[Update, list[Any]]]:
-        """Return (update, gradients) pairs: each optimizer's update with the gradients of this optimizer."""
-        return [(u, gradients[a:b]) for u, a, b in zip(self._updates, [0, *self._ends], self._ends)]
-
-    def may_differ(self) -> bool:
-        return any(update.may_differ() for update in self._updates)
-
-    def reduce(self, gradients: list[Any]) -> list[Any]:
-        return [reduced for update, own in self._with_own(gradients) for reduced in update.reduce(own)]
-
-    def apply(self, gradients: list[Any]) -> Any:
-        return [update.apply(own) for update, own in self._with_own(gradients)]
-
-    def skip(self) -> Any:
-        return [update.skip() for update in self._updates]
-
-    def observe(self, applied: tf.Tensor, gradients: list[Any], checked: list[Any]) -> Any:
-        each = zip(self._with_own(gradients), self._with_own(checked))
-        return [
-            update.observe(applied, own, own_checked) for (update, own), (_, own_checked) in each if update.observes
-        ]
 
 
 class _Open(threading.local):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import in_xla_context, operations
+from tf_lossscale.core.graphs import in_xla_context
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
 #: The number of skipped steps in a row after which training counts as stalled.
@@ -39,96 +39,89 @@ class Stall:
                 "It determines what happens after 100 skipped steps in a row."
             )
         self.action = action
+        # The number of the step before the stall that was reported last.
+        self._reported: int | None = None
+        # Whether a step was traced that cannot report a stall itself, for example because XLA compiles it.
+        self._traced_in_silence = False
 
-    def prepare(self, scale: Any) -> None:
-        """Create the variable that records whether a stall was reported, so that no step has to create it.
-
-        Args:
-            scale: the optimizer's loss scale.
-        """
-        if scale.lowest is not None:
-            scale.stall_reported(self.action)
-
-    def report(self, optimizer: Any) -> None:
-        """Check for a stall in eager mode, and report it. The check reads variables, and so waits for the device.
+    def after_step(self, optimizer: Any) -> None:
+        """Report a stall that begins with the step just skipped. Call this in eager mode.
 
         Args:
-            optimizer: the LossScaleOptimizer. If its loss scale has no lower bound (`lowest` is None), the method does
-                nothing.
+            optimizer: the LossScaleOptimizer that skipped the step.
 
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
         """
-        scale = optimizer._loss_scale
-        in_a_replica = replicas.several_replicas() and not tf.distribute.in_cross_replica_context()
-        if scale.lowest is None or not tf.executing_eagerly() or in_a_replica:
-            return
-        in_a_row = as_number(scale.last_step_skipped) and as_number(scale.skipped_in_a_row)
-        reported = scale.stall_reported(self.action)
-        if in_a_row >= PATIENCE and not as_number(reported):
-            reported.assign(True)
-            self._react(optimizer, in_a_row)
+        if as_number(optimizer._loss_scale.skipped_in_a_row) == PATIENCE:
+            self._report(optimizer)
 
-    def before_skip(self, optimizer: Any) -> list[Any]:
-        """Return operations for the step's graph that report a stall, if training had stalled before this step.
-
-        Call this method in the branch that skips a step. In eager mode and under XLA, the method only updates the flag
-        that marks the current stall as reported: eager steps call `report` when they end, and code compiled by XLA
-        cannot print.
+    def in_graph(self, optimizer: Any) -> list[Any]:
+        """Report a stall in the graph of a step. Call this in the branch that skips the step, after it was counted.
 
         Args:
             optimizer: the LossScaleOptimizer that skips the step.
 
         Returns:
-            The operations to run before this step changes anything.
+            The operations that a session has to run in a TF1 graph. With the action "raise", one of them raises an
+            InvalidArgumentError.
         """
-        scale = optimizer._loss_scale
-        if scale.lowest is None:
+        if not self._can_report_here(optimizer):
+            self._traced_in_silence = True
             return []
-        reported = scale.stall_reported(self.action)
-        in_a_row = scale.skipped_before()
-        was_reported = tf.logical_and(value_or_zero(reported), in_a_row >= PATIENCE)
-        reset = reported.assign(was_reported)
-        if tf.executing_eagerly():
-            return []
-        if not self._can_report_here(reported):
-            return operations(reset)
-        with tf.control_dependencies(operations(reset)):
-            return unless(
-                tf.logical_or(was_reported, in_a_row < PATIENCE),
-                lambda: _outside_xla(lambda: self._react_in_graph(optimizer, in_a_row)),
-            )
+        in_a_row = value_or_zero(optimizer._loss_scale.skipped_in_a_row)
+        return unless(
+            tf.not_equal(in_a_row, PATIENCE),
+            lambda: _outside_xla(lambda: self._react_in_graph(optimizer, in_a_row)),
+        )
 
-    def _can_report_here(self, reported: tf.Variable) -> bool:
+    def report_silent_steps(self, optimizer: Any) -> None:
+        """Report a stall of steps that could not report it. Reading the count waits for the device.
+
+        Args:
+            optimizer: the LossScaleOptimizer.
+
+        Raises:
+            FloatingPointError: training has stalled, and the action is "raise".
+        """
+        if self._traced_in_silence and tf.executing_eagerly():
+            self._report(optimizer)
+
+    def _report(self, optimizer: Any) -> None:
+        if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
+            return
+        in_a_row = as_number(optimizer._loss_scale.skipped_in_a_row)
+        began = as_number(optimizer._loss_scale.total_steps) - in_a_row
+        if in_a_row >= PATIENCE and began != self._reported:
+            self._reported = began
+            self._react(optimizer, in_a_row)
+
+    def _can_report_here(self, optimizer: Any) -> bool:
+        # Code that XLA compiles cannot print. The message would be a string tensor, which a DTensor mesh does not
+        # support.
         if in_xla_context() or replicas.workers_step_alone():
             return False
-        # A stall cannot be reported on a DTensor mesh: the message would be a string tensor, which a mesh does not
-        # support.
-        if isinstance(reported, tf.experimental.dtensor.DVariable):
+        if isinstance(optimizer._loss_scale.skipped_in_a_row, tf.experimental.dtensor.DVariable):
             return False
         return not callable(self.action) or tf.compat.v1.executing_eagerly_outside_functions()
 
     def _react_in_graph(self, optimizer: Any, in_a_row: tf.Tensor) -> Any:
-        scale = optimizer._loss_scale
-        with tf.control_dependencies(operations(scale.stall_reported(self.action).assign(True))):
-            if callable(action := self.action):
+        if callable(action := self.action):
 
-                def call() -> None:
-                    action(optimizer)
+            def call() -> None:
+                action(optimizer)
 
-                return tf.numpy_function(call, [], [])
-            message = MESSAGE.format("{}", "{}", f"{scale.lowest:g}")
-            message = tf.strings.format(message, (in_a_row, scale()))
-            if self.action == "raise":
-                return tf.debugging.Assert(False, [message])
-            return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
+            return tf.numpy_function(call, [], [])
+        message = tf.strings.format(MESSAGE.format("{}", "{}"), (in_a_row, optimizer._loss_scale()))
+        if self.action == "raise":
+            return tf.debugging.Assert(False, [message])
+        return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
     def _react(self, optimizer: Any, in_a_row: int) -> None:
         if callable(self.action):
             self.action(optimizer)
             return
-        scale = optimizer._loss_scale
-        message = MESSAGE.format(in_a_row, f"{as_number(scale()):g}", f"{scale.lowest:g}")
+        message = MESSAGE.format(in_a_row, f"{as_number(optimizer._loss_scale()):g}")
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)
@@ -155,6 +148,5 @@ WHAT_TO_TRY = (
     "initial_scale if the scale is fixed, or lower min_scale."
 )
 MESSAGE = (
-    "The last {} steps were all skipped. The loss scale is {} now, and is never lowered below {}. The gradients are "
-    f"not finite. {WHAT_TO_TRY}"
+    f"The last {{}} steps were all skipped. The loss scale is {{}} now. The gradients are not finite. {WHAT_TO_TRY}"
 )

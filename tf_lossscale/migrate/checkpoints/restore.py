@@ -333,8 +333,6 @@ def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
         if hasattr(state, "current_loss_scale") and hasattr(state, counter):
             state.current_loss_scale.assign(saved.scale)
             getattr(state, counter).assign(saved.counter or 0)
-            if hasattr(state, "bring_into_range"):
-                state.bring_into_range()
             return float(state.current_loss_scale.numpy())
     if hasattr(optimizer, "dynamic_scale"):
         optimizer.dynamic_scale.assign(saved.scale)

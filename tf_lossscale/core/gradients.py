@@ -1,4 +1,4 @@
-"""Scaling losses and unscaling gradients."""
+"""Arithmetic on losses and gradients: scaling, unscaling, and the check for values that are not finite."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.graphs import optimization_barrier
-from tf_lossscale.core.twins import has_faster_twin
+from tf_lossscale.core.graphs import in_xla_context, optimization_barrier
+
+# An operation on up to this many values takes longer to start than to run.
+_SMALL = 2**13
 
 
 def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
@@ -27,21 +29,19 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
     Raises:
         TypeError: a loss does not have a floating-point dtype.
     """
-    return tf.nest.map_structure(lambda part: _scaled(part, scale), loss)
+
+    def scaled(part: Any) -> tf.Tensor:
+        part = tf.convert_to_tensor(part)
+        if not part.dtype.is_floating:
+            raise TypeError(
+                f"`loss` must be a floating-point tensor, but got dtype {part.dtype.name}. "
+                "Cast it first, for example with tf.cast(loss, tf.float32)."
+            )
+        return tf.raw_ops.Mul(x=part, y=tf.cast(scale, part.dtype))
+
+    return tf.nest.map_structure(scaled, loss)
 
 
-def _scaled(loss: Any, factor: tf.Tensor) -> tf.Tensor:
-    loss = tf.convert_to_tensor(loss)
-    if not loss.dtype.is_floating:
-        raise TypeError(
-            f"`loss` must be a floating-point tensor, but got dtype {loss.dtype.name}. "
-            "Cast it first, for example with tf.cast(loss, tf.float32)."
-        )
-    return tf.raw_ops.Mul(x=loss, y=tf.cast(factor, loss.dtype))
-
-
-# A call to this function runs its faster version in core/fast/packing.py.
-@has_faster_twin
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     """Divide gradients by the scale, and prevent the graph optimizer from merging the division with the scaling.
 
@@ -66,8 +66,6 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     return [over_values(unscaled, gradient) for gradient in floating(gradients)]
 
 
-# A call to this function runs its faster version in core/fast/checks.py.
-@has_faster_twin
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Divide values by the scale, and round the quotients to the dtype of the values.
 
@@ -147,3 +145,84 @@ def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> An
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
+
+
+def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
+    """Return whether all values of all gradients are finite.
+
+    >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
+    True
+    >>> bool(all_finite([tf.constant([1.0, float("inf")])]))
+    False
+
+    Args:
+        gradients: tensors or IndexedSlices of any floating-point dtype and shape, or None. Rows of IndexedSlices with
+            the same index are added up before the check, because their sum is what an optimizer applies.
+
+    Returns:
+        A bool scalar tensor, which is True if there is no gradient at all.
+    """
+    to_check = _small_ones_together([_dense(gradient) for gradient in gradients if gradient is not None])
+    if not to_check:
+        return tf.constant(True)
+
+    def every_value() -> tf.Tensor:
+        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in to_check]))
+
+    # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
+    # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
+    large = [values for values in to_check if _is_wide(values) and not _is_small(values)]
+    if not large or in_xla_context():
+        return every_value()
+    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in large])
+    others = [values for values in to_check if not any(values is each for each in large)]
+    flags = [tf.reduce_all(tf.math.is_finite(values)) for values in others]
+    proven = tf.reduce_all(tf.stack([tf.math.is_finite(sums), *flags]))
+    return tf.cond(proven, lambda: tf.constant(True), every_value)
+
+
+def nonfinite_kind(gradient: Any) -> tf.Tensor:
+    """Return NaN if a gradient contains NaN; otherwise infinity if it contains infinity; otherwise 0.
+
+    >>> [nonfinite_kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
+    [0.0, inf, nan]
+
+    Args:
+        gradient: a tensor or IndexedSlices. If the sum of rows with the same index overflows, it counts as infinity.
+
+    Returns:
+        A float32 scalar tensor.
+    """
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    bad = tf.where(tf.reduce_any(tf.math.is_nan(values)), float("nan"), float("inf"))
+    return tf.where(all_finite([gradient]), 0.0, bad)
+
+
+def _dense(gradient: Any) -> tf.Tensor:
+    """Return a gradient's values. Rows of IndexedSlices with the same index are added up."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values = gradient.values
+    _, positions = tf.unique(tf.reshape(gradient.indices, [-1]))
+    return tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])
+
+
+def _small_ones_together(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Concatenate the small tensors of each dtype and device, because each operation takes longer than their values."""
+    groups: dict[Any, list[tf.Tensor]] = {}
+    for values in tensors:
+        key = (values.dtype, values.device) if _is_small(values) else id(values)
+        groups.setdefault(key, []).append(values)
+    return [
+        group[0] if len(group) == 1 else tf.concat([tf.reshape(values, [-1]) for values in group], 0)
+        for group in groups.values()
+    ]
+
+
+def _is_small(values: tf.Tensor) -> bool:
+    size = values.shape.num_elements()
+    return size is not None and size <= _SMALL
+
+
+def _is_wide(values: tf.Tensor) -> bool:
+    return values.dtype in (tf.float32, tf.float64)

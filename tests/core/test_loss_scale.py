@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.rules import Rules
-from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+
+
+def step(scale, finite):
+    return scale.step([tf.constant(1.0 if finite else np.nan)], lambda gradients: None)
 
 
 def saved_names(trackable, path):
@@ -15,13 +18,13 @@ def saved_names(trackable, path):
 
 def test_a_checkpoint_holds_what_every_tensorflow_version_wrote_and_no_more(tmp_path):
     assert saved_names(DynamicLossScale(), tmp_path) == {"scale/current_loss_scale", "scale/good_steps"}
-    with_hysteresis = saved_names(DynamicLossScale(rules=Rules(hysteresis=2)), tmp_path)
+    with_hysteresis = saved_names(DynamicLossScale(hysteresis=2), tmp_path)
     assert with_hysteresis == {"scale/current_loss_scale", "scale/good_steps", "scale/bad_steps"}
     assert saved_names(FixedLossScale(8.0), tmp_path) == set()
 
 
 def test_the_variables_are_scalars_that_are_not_trained():
-    scale = DynamicLossScale(8.0, Rules(hysteresis=2))
+    scale = DynamicLossScale(8.0, hysteresis=2)
     assert [(v.name, v.dtype, v.shape.rank) for v in scale.variables] == [
         ("current_loss_scale:0", tf.float32, 0),
         ("good_steps:0", tf.int64, 0),
@@ -35,13 +38,13 @@ def test_the_variables_are_scalars_that_are_not_trained():
 
 
 def test_the_multiplier_is_the_factor_of_growth_and_its_inverse_that_of_an_overflow():
-    scale = DynamicLossScale(64.0, Rules(growth_steps=1))
+    scale = DynamicLossScale(64.0, 1)
     assert scale.multiplier == 2.0
     scale.multiplier = 4
     assert (scale.multiplier, scale.rules.growth_factor, scale.rules.backoff_factor) == (4.0, 4.0, 0.25)
-    scale.record(tf.constant(False))
+    step(scale, False)
     assert scale().numpy() == 16.0
-    scale.record(tf.constant(True))
+    step(scale, True)
     assert scale().numpy() == 64.0
     with pytest.raises(ValueError, match="`multiplier` must be"):
         scale.multiplier = -2
@@ -49,21 +52,21 @@ def test_the_multiplier_is_the_factor_of_growth_and_its_inverse_that_of_an_overf
 
 
 def test_a_restored_scale_goes_on_where_it_was(tmp_path):
-    first = DynamicLossScale(8.0, Rules(growth_steps=3, hysteresis=2))
+    first = DynamicLossScale(8.0, 3, hysteresis=2)
     for finite in (True, True, False):
-        first.record(tf.constant(finite))
+        step(first, finite)
     path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
-    second = DynamicLossScale(2.0, Rules(growth_steps=3, hysteresis=2))
+    second = DynamicLossScale(2.0, 3, hysteresis=2)
     tf.train.Checkpoint(scale=second).read(path).assert_consumed()
     for scale in (first, second):
-        scale.record(tf.constant(False))
+        step(scale, False)
         assert (float(scale()), int(scale.good_steps), int(scale.bad_steps)) == (4.0, 0, 0)
 
 
 def test_a_fixed_scale_moves_for_nothing_and_asks_nothing():
     scale = FixedLossScale(8.0)
     assert not scale.may_skip
-    assert scale.record(tf.constant(False)) == []
+    assert step(scale, False) is True, "every step is applied"
     assert float(scale()) == 8.0
     asking = FixedLossScale(8.0, skip_nonfinite=True)
     assert asking.may_skip
@@ -81,6 +84,17 @@ def test_a_scale_of_ones_own_says_what_it_is():
         LossScale()()
 
 
+@pytest.mark.parametrize("name", ["step", "scale", "check"])
+def test_an_attribute_that_would_hide_a_method_is_refused(name):
+    class Hiding(LossScale):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, tf.Variable(1.0))
+
+    with pytest.raises(AttributeError, match=f"`{name}` is a method of .*Choose another name"):
+        Hiding()
+
+
 def test_it_moves_inside_a_tf_function_and_is_made_outside_of_it():
     made = []
 
@@ -89,7 +103,7 @@ def test_it_moves_inside_a_tf_function_and_is_made_outside_of_it():
         if not made:
             made.append(DynamicLossScale(8.0))
         scale = made[0]
-        scale.record(scale.check([gradient]))
+        scale.step([gradient], lambda gradients: None)
         return scale()
 
     assert [float(step(tf.constant(g))) for g in (1.0, np.inf, 1.0, np.nan)] == [8.0, 4.0, 4.0, 2.0]
@@ -100,7 +114,7 @@ def test_each_legacy_graph_has_variables_of_its_own_among_the_global_ones():
     for _ in range(2):
         with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
             gradient = tf.compat.v1.placeholder(tf.float32, [])
-            with tf.control_dependencies(scale.record(scale.check([gradient]))):
+            with tf.control_dependencies([scale.step([gradient], lambda gradients: None)]):
                 after = scale.current_loss_scale.read_value()
             names = {v.op.name for v in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
             assert names == {"current_loss_scale", "good_steps"}
@@ -120,4 +134,4 @@ def test_scales_that_ruin_training_are_refused(scale):
 
 def test_a_start_above_the_ceiling_is_refused():
     with pytest.raises(ValueError, match="`initial_scale` must not be above `max_scale`"):
-        DynamicLossScale(16.0, Rules(max_scale=8.0))
+        DynamicLossScale(16.0, max_scale=8.0)

@@ -1,0 +1,544 @@
+"""Loss scales: the base class with its guarded step, a fixed scale, and a dynamic scale that changes by rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import errors
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import do_not_convert, finished, operations, runs_in_order
+from tf_lossscale.core.rules import Counts, Rules, with_rules
+from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Gradient, SameGradient, Scalar, State
+
+
+class LossScale(Variables):
+    """The base class of loss scales. A loss scale scales losses, unscales gradients, and applies or skips each step.
+
+    It needs no optimizer class: any function that applies gradients will do. Every step does the following::
+
+        gradients = the sums of the gradients over the replicas
+        if check(gradients):
+            apply(gradients)
+        else:
+            skip()
+        move(applied)
+
+    Derive a class to define how a scale changes. A subclass must define `__call__`. It may override `check`, which
+    decides whether to apply a step, and `move`, which changes the scale. Write these methods with TensorFlow's
+    operations, because a `tf.function` traces them only once. A class that overrides neither applies every step.
+
+    >>> import tf_lossscale
+    >>> class Scheduled(tf_lossscale.LossScale):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.steps = tf.Variable(0.0, trainable=False)
+    ...     def __call__(self):
+    ...         return 1024.0 / (1.0 + self.steps)
+    ...     def move(self, applied):
+    ...         return [self.steps.assign_add(1.0)]
+    >>> scale, weight = Scheduled(), tf.Variable(3.0)
+    >>> with tf.GradientTape() as tape:
+    ...     loss = scale.scale(weight**2)
+    >>> gradients = scale.unscale(tape.gradient(loss, [weight]))
+    >>> applied = scale.step(gradients, lambda gradients: weight.assign_sub(0.5 * gradients[0]))
+    >>> bool(applied), weight.numpy().item(), scale().numpy().item()
+    (True, 0.0, 512.0)
+
+    `LossScaleOptimizer(optimizer, loss_scale=scale)` does the same for the optimizers that it knows.
+    """
+
+    def __init__(self) -> None:
+        # A tf.Module reserves its name in the graph. This module is not called "loss_scale", because the variable of
+        # tf.contrib's loss scale manager has that name.
+        super().__init__(name="loss_scaling")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(getattr(LossScale, name, None)):
+            raise AttributeError(
+                f"`{name}` is a method of tf_lossscale.LossScale, so {type(self).__name__} cannot have an attribute of "
+                "this name. Choose another name, or override the method in the class."
+            )
+        super().__setattr__(name, value)
+
+    def __call__(self) -> tf.Tensor:
+        """Return the current scale, as a float32 scalar tensor."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define __call__(), which returns the current scale as a float32 scalar tensor."
+        )
+
+    # Scaling. ---------------------------------------------------------------------------------------------------
+
+    @do_not_convert
+    def scale(self, loss: Any) -> Any:
+        """Multiply the loss by the scale.
+
+        >>> DynamicLossScale(8.0).scale(tf.constant(3.0)).numpy().item()
+        24.0
+
+        Args:
+            loss: a floating-point tensor of any shape, or a nested structure of such tensors.
+
+        Returns:
+            The scaled loss, with the same structure and dtypes.
+
+        Raises:
+            TypeError: a loss does not have a floating-point dtype.
+        """
+        return gradients_lib.scale_loss(loss, self())
+
+    @do_not_convert
+    def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
+        """Divide the gradients of a scaled loss by the scale.
+
+        >>> [g.numpy().item() for g in DynamicLossScale(8.0).unscale([tf.constant(24.0)])]
+        [3.0]
+
+        Args:
+            gradients: an iterable of floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None
+                stays None.
+
+        Returns:
+            A list of the unscaled gradients, with the same dtypes.
+
+        Raises:
+            TypeError: a gradient does not have a floating-point dtype.
+        """
+        return gradients_lib.unscale(gradients, self())
+
+    # The step. --------------------------------------------------------------------------------------------------
+
+    @do_not_convert
+    def step(
+        self,
+        gradients: Iterable[Gradient],
+        apply: Callable[[list[Any]], object],
+        skip: Callable[[], object] | None = None,
+        aggregate: bool = True,
+        *,
+        observe: Callable[[tf.Tensor, list[Any], list[Any]], object] | None = None,
+        jit_compile: bool = False,
+    ) -> Any:
+        """Apply gradients on all replicas, or skip the step on all replicas. Then change the scale.
+
+        >>> scale, weight = DynamicLossScale(8.0), tf.Variable(1.0)
+        >>> scale.step([tf.constant(float("inf"))], lambda gradients: weight.assign_sub(gradients[0]))
+        False
+        >>> weight.numpy().item(), scale().numpy().item()
+        (1.0, 4.0)
+
+        Args:
+            gradients: this replica's unscaled gradients: tensors, IndexedSlices or None.
+            apply: a function that applies the gradients. It takes them as a list, summed over the replicas, and must
+                not sum them again. It is called on each replica. In a TF1 graph it returns the operations to run.
+            skip: a function without arguments that is called in place of `apply` if the step is skipped, after the step
+                was counted. If the step makes a merge call, it is called once, in the cross-replica context.
+            aggregate: whether the gradients still have to be summed over the replicas.
+            observe: a function that is called at the end of the step, for monitoring. It takes the result of `check`,
+                the summed gradients, and the values that were checked, each of which is finite if and only if its
+                gradient is finite on all replicas.
+            jit_compile: whether XLA compiles the step, except for the sum over the replicas. Not for eager mode and TF1
+                graphs.
+
+        Returns:
+            In eager mode, whether the step was applied. In a graph, operations that a session has to run.
+
+        Raises:
+            ValueError: the method is called in a cross-replica context.
+        """
+        if tf.distribute.in_cross_replica_context():
+            raise replicas.not_in_replica_context("step")
+        gradients, skip = list(gradients), skip or (lambda: None)
+        self._create_counts()
+        with replicas.explaining_refused_merge_calls():
+            if aggregate:
+                gradients = replicas.sum_over_replicas(gradients)
+            if not self.may_skip:
+                updates = apply(gradients)
+                return True if tf.executing_eagerly() else updates
+            to_check = gradients
+            if not aggregate and replicas.several_replicas():
+                to_check = self._agreed(gradients)
+
+            def finish(gradients: list[Any], to_check: list[Any]) -> Any:
+                return self._apply_or_skip(gradients, to_check, apply, skip, observe)
+
+            return _compiled(finish, gradients, to_check) if jit_compile else finish(gradients, to_check)
+
+    def _apply_or_skip(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
+        if not replicas.uses_merge_call():
+            return self._decide(gradients, to_check, lambda: apply(gradients), skip, observe)
+
+        # To apply gradients, many optimizers call merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
+        # therefore created in the cross-replica context, and its branches enter the replica context again.
+        def across_replicas(strategy: tf.distribute.Strategy, per_replica: list[Any], to_check: list[Any]) -> Any:
+            # All replicas have the same gradients, or the same values to check in place of them.
+            first, first_to_check = _first(strategy, per_replica), _first(strategy, to_check)
+            on_each = lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,))  # noqa: E731
+            return self._decide(first, first_to_check, on_each, skip, observe)
+
+        return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, to_check))
+
+    def _decide(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
+        """Check the gradients, apply or skip them, and move the scale."""
+        applied = self._checked(to_check)
+
+        def record() -> list[Any]:
+            moved = self.move(applied)
+            if self._is_overridden("move") and not (operations(moved) or runs_in_order()):
+                raise TypeError(
+                    f"{type(self).__name__}.move() must return the results of `assign` in a TF1 graph, where a session "
+                    f"runs nothing else, but returned: {moved!r}."
+                )
+            return [moved, observe and observe(applied, gradients, to_check)]
+
+        def skip_counted() -> list[Any]:
+            counted = self._count(applied=False)
+            with tf.control_dependencies(operations(counted)):
+                return [counted, skip()]
+
+        if tf.executing_eagerly():
+            # `bool` waits for the device if the check has not already done so.
+            outcome = bool(applied)
+            _ = (apply(), self._count(applied=True)) if outcome else skip_counted()
+            record()
+            return outcome
+        branch = tf.cond(
+            applied, lambda: finished([apply(), self._count(applied=True)]), lambda: finished(skip_counted())
+        )
+        with tf.control_dependencies([branch]):
+            return tf.group(*operations(record()))
+
+    def _checked(self, gradients: list[Any]) -> tf.Tensor:
+        decision = self.check(gradients)
+        if decision is None or isinstance(decision, tf.Operation):
+            raise TypeError(
+                f"{type(self).__name__}.check() must return whether to apply the step, as a bool scalar tensor, but "
+                f"returned: {decision!r}."
+            )
+        decision = tf.cast(decision, tf.bool)
+        if decision.shape.rank not in (0, None):
+            raise ValueError(
+                f"{type(self).__name__}.check() must return a bool scalar tensor, but returned one of shape "
+                f"{decision.shape}. Reduce it, for example with tf.reduce_all."
+            )
+        return decision
+
+    def _agreed(self, gradients: list[Any]) -> list[Any]:
+        """Return values for all replicas to check in place of gradients that may differ between the replicas.
+
+        A value is finite if and only if its gradient is finite on all replicas. If `check` is overridden, the values
+        are this replica's gradients, plus infinity or NaN where any replica has one.
+        """
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not present:
+            return gradients
+        [kinds] = replicas.all_reduce([tf.stack([gradients_lib.nonfinite_kind(g) for g in present])])
+        each = iter(tf.unstack(kinds))
+        agreed = [None if gradient is None else next(each) for gradient in gradients]
+        if not self._is_overridden("check"):
+            return agreed
+
+        def with_kind(gradient: Any, kind: Any) -> Any:
+            return gradients_lib.over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
+
+        return list(map(with_kind, gradients, agreed))
+
+    # The methods to override. -----------------------------------------------------------------------------------
+
+    def check(self, gradients: list[Gradient]) -> tf.Tensor:
+        """Return whether to apply a step; by default, whether its gradients are finite.
+
+        Args:
+            gradients: tensors, IndexedSlices or None, already unscaled and summed over the replicas.
+
+        Returns:
+            A bool scalar tensor.
+        """
+        return gradients_lib.all_finite(gradients)
+
+    def move(self, applied: tf.Tensor) -> Any:
+        """Change the scale after a step. Unless a subclass overrides this method, the scale does not change.
+
+        Args:
+            applied: the result of `check`, a bool scalar tensor, equal on all replicas.
+
+        Returns:
+            The results of `assign`, which a session has to run in a TF1 graph.
+        """
+        del applied
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may be skipped: whether the class overrides `check` or `move`. Otherwise neither is called."""
+        return self._is_overridden("check") or self._is_overridden("move")
+
+    def _is_overridden(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(LossScale, method)
+
+    # The counts. ------------------------------------------------------------------------------------------------
+
+    # The variables that count steps are not saved. Otherwise the checkpoints of TensorFlow's own LossScaleOptimizer,
+    # which lack these variables, could not be restored completely.
+
+    total_steps = LazyVariable(0, tf.int64, tracked=False)
+    """The number of steps, including skipped ones, as an int64 scalar variable."""
+    skipped_steps = LazyVariable(0, tf.int64, tracked=False)
+    """The number of skipped steps, as an int64 scalar variable."""
+    skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
+    """The number of skipped steps since the last applied step, as an int64 scalar variable."""
+
+    @property
+    def last_step_skipped(self) -> tf.Tensor:
+        """Whether the last step was skipped, as a bool scalar tensor."""
+        return value_or_zero(self.skipped_in_a_row) > 0
+
+    def prepare(self) -> None:
+        """Create the variables that a step changes. A step calls this method in the cross-replica context."""
+        if self.may_skip:
+            _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row
+
+    def _create_counts(self) -> None:
+        # All replicas look before any of them creates the variables, so either all or none of them call `once`.
+        if self.may_skip and self._is_missing("total_steps"):
+            replicas.once(self.prepare)
+
+    def _count(self, applied: bool) -> list[Any]:
+        counted = [add(self.total_steps, 1)]
+        if applied:
+            return [*counted, self.skipped_in_a_row.assign(0), add(self.skipped_steps, 0)]
+        return [*counted, add(self.skipped_steps, 1), add(self.skipped_in_a_row, 1)]
+
+    # The state. -------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return the state as plain numbers, for a log or a JSON file. Call this method in eager mode.
+
+        >>> DynamicLossScale(8.0).state()["loss_scale"]
+        8.0
+
+        Returns:
+            A dict with `loss_scale` (float). That of a dynamic scale also has the counts, as ints.
+        """
+        return self._state(as_number)
+
+    def set_state(self, state: State | Mapping[str, Any]) -> None:
+        """Restore a state that `state` returned. Call this method in eager mode.
+
+        Args:
+            state: a dict that `state` returned. Counts other than `dynamic_counter` are set to 0 if they are missing.
+
+        Raises:
+            ValueError: a key is missing or unknown, a value is out of range, or the scale is fixed at a different
+                value. The state is then unchanged.
+            TypeError: the state is not a mapping, or a value is not a number.
+        """
+        self._set_state(state, lambda variable, value: variable.assign(value))
+
+    def _state(self, read: Callable[[Any], Any]) -> Any:
+        return {"loss_scale": read(self())}
+
+    def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
+        _require_keys(state, {"loss_scale"}, {"loss_scale"})
+        value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
+        if value != as_number(self()):
+            raise ValueError(
+                f"The loss scale is fixed at {as_number(self()):g}, but `state` has the loss scale {value!r}."
+            )
+
+
+class FixedLossScale(LossScale):
+    """A fixed scale. By default, every step is applied and the object has no variables.
+
+    >>> FixedLossScale(128)().numpy().item()
+    128.0
+
+    Args:
+        scale: a finite number above 0.
+        skip_nonfinite: whether a step with a non-finite gradient is skipped.
+    """
+
+    def __init__(self, scale: Any, skip_nonfinite: bool = False):
+        super().__init__()
+        self.skip_nonfinite = skip_nonfinite
+        self.initial_scale = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may be skipped: if `skip_nonfinite` is True, or a subclass overrides `check` or `move`."""
+        return self.skip_nonfinite or super().may_skip
+
+    def __call__(self) -> tf.Tensor:
+        return tf.constant(self.initial_scale, tf.float32)
+
+
+#: Maps the counts in the state of a dynamic scale to its variables.
+COUNTS = {
+    "dynamic_counter": "good_steps",
+    "bad_steps": "bad_steps",
+    "skipped_steps": "skipped_steps",
+    "skipped_in_a_row": "skipped_in_a_row",
+    "total_steps": "total_steps",
+}
+
+
+class DynamicLossScale(LossScale):
+    """A scale that grows after many finite steps in a row and falls after an overflow, according to `rules.Rules`.
+
+    >>> scale = DynamicLossScale(8.0, dynamic_growth_steps=1)
+    >>> scale.step([tf.constant([1.0])], lambda gradients: None)
+    True
+    >>> scale().numpy().item(), scale.good_steps.numpy().item()
+    (16.0, 0)
+
+    Args:
+        initial_scale: the scale to start with, a finite number above 0.
+        dynamic_growth_steps: the number of finite steps in a row after which the scale grows.
+        **rules: `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and `max_scale`, as in
+            `LossScaleOptimizer`.
+
+    Raises:
+        TypeError: an argument is not a number, or a keyword is unknown.
+        ValueError: an argument is out of range.
+    """
+
+    @with_rules
+    def __init__(self, initial_scale: Scalar = 2.0**15, dynamic_growth_steps: Scalar = 2000, **rules: Any):
+        super().__init__()
+        growth_steps: Any = dynamic_growth_steps
+        self._set_rules(initial_scale, Rules(growth_steps, **rules))
+
+    def _set_rules(self, initial_scale: Any, rules: Rules) -> None:
+        self.rules = rules.checked()
+        self.initial_scale = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
+        if self.rules.max_scale is not None and self.initial_scale > self.rules.max_scale:
+            raise ValueError(
+                f"`initial_scale` must not be above `max_scale`, but got: {self.initial_scale!r} and "
+                f"{self.rules.max_scale!r}."
+            )
+        self._create_variables()
+
+    def _create_variables(self) -> None:
+        # Reading these attributes creates their variables.
+        _ = self.current_loss_scale, self.good_steps, self.bad_steps
+
+    # `current_loss_scale` and `good_steps` have the same names as in TensorFlow, so that checkpoints are compatible.
+
+    @property
+    def current_loss_scale(self) -> tf.Variable:
+        """The current scale, as a float32 scalar variable."""
+        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
+
+    good_steps = LazyVariable(0, tf.int64)
+    """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
+
+    @property
+    def bad_steps(self) -> tf.Variable | None:
+        """The number of overflows counted towards `hysteresis`, an int64 variable, or None if `hysteresis` is 1."""
+        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
+
+    # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
+    counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
+    growth_steps: Any = property(
+        lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
+    )
+    multiplier: Any = property(lambda self: self.rules.growth_factor, lambda self, value: self._multiply_by(value))
+
+    def _multiply_by(self, factor: Any) -> None:
+        factor = errors.positive_number("multiplier", factor, "The usual value is 2.")
+        self._change_rules(growth_factor=factor, backoff_factor=1 / factor)
+
+    def _change_rules(self, **changes: Any) -> None:
+        self.rules = dataclasses.replace(self.rules, **changes).checked()
+
+    def __call__(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.current_loss_scale)
+
+    def move(self, applied: tf.Tensor) -> list[Any]:
+        scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
+        after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
+        # A scale that was restored as infinity or NaN makes every gradient non-finite. It recovers after one step.
+        moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
+        assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
+        if bad_steps is not None:
+            assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
+        return assigned
+
+    def _state(self, read: Callable[[Any], Any]) -> Any:
+        variables = {name: getattr(self, attribute) for name, attribute in COUNTS.items()}
+        counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in variables.items()}
+        return {**super()._state(read), **counts}
+
+    def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
+        _require_keys(state, {"loss_scale", "dynamic_counter"}, {"loss_scale", *COUNTS})
+        remedy = "Pass what state() returned."
+        value = errors.positive_number("loss_scale", state["loss_scale"], remedy)
+        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in COUNTS}
+        variables = {name: getattr(self, attribute) for name, attribute in COUNTS.items()}
+        for name, variable in variables.items():
+            # The counts are int64 variables, except those of tf.contrib's loss scale managers, which are int32.
+            if variable is not None and counts[name] > variable.dtype.max:
+                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
+        assign(self.current_loss_scale, self.in_range(value))
+        for name, variable in variables.items():
+            if variable is not None:
+                assign(variable, counts[name])
+
+    def in_range(self, loaded: float) -> float:
+        """Return a loaded scale, clipped to the range of the rules. Log a warning if it is outside of the range.
+
+        >>> DynamicLossScale(8.0).in_range(0.5)
+        1.0
+
+        Args:
+            loaded: any number.
+
+        Returns:
+            A number from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. If the loaded scale is
+            infinite or NaN, the result is `initial_scale`.
+        """
+        low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
+        low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
+        fitting = min(max(loaded, low), high) if math.isfinite(loaded) else self.initial_scale
+        if fitting != loaded:
+            logging.warning(
+                "The loss scale that was loaded is %g, but must be a finite number from %g to %g. It is set to %g.",
+                *(loaded, low, high, fitting),
+            )
+        return fitting
+
+
+def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:
+    return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
+
+
+def _compiled(finish: Callable[..., Any], gradients: list[Any], to_check: list[Any]) -> tf.Tensor:
+    # XLA's errors contain the name of the function.
+    def LossScaleOptimizer_with_jit_compile(gradients: list[Any], to_check: list[Any]) -> tf.Tensor:
+        return finished(finish(gradients, to_check))
+
+    compiled = tf.function(LossScaleOptimizer_with_jit_compile, jit_compile=True, autograph=False)
+    return compiled(gradients, to_check)
+
+
+def _require_keys(state: Any, needed: set[str], allowed: set[str]) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"`state` must be a dict that state() returned, but got: {state!r}. To change only the scale, call "
+            "set_state({**optimizer.state(), 'loss_scale': value})."
+        )
+    if not needed <= state.keys() <= allowed:
+        raise ValueError(
+            f"`state` must have the keys {sorted(needed)} and may also have {sorted(allowed - needed)}, "
+            f"but got: {state!r}. The state of a dynamic scale cannot be loaded into a fixed scale, or vice versa."
+        )
