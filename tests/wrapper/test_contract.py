@@ -488,19 +488,10 @@ def test_a_gradient_function_and_an_update_function_of_their_own_follow_either_w
 
 
 @all_families
-def test_a_function_that_updates_keeps_its_answer_and_what_contradicts_it_raises(family):
+def test_a_function_that_was_traced_for_unscaled_gradients_refuses_scaled_ones_when_it_is_called(family):
     weight, optimizer = setup(family)
     update = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
     update(tf.constant(0.0))  # as is done to make slots
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(0.25 * weight**2)
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-
-    run(step, compiled=True)
-    assert weight.numpy() == bare(family)
 
     @tf.function
     def gradient():
@@ -508,13 +499,96 @@ def test_a_function_that_updates_keeps_its_answer_and_what_contradicts_it_raises
             loss = optimizer.scale_loss(0.25 * weight**2)
         return tape.gradient(loss, weight)
 
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.25 * weight**2)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
     for _ in range(2):
+        scaled = gradient()
         with pytest.raises(RuntimeError, match=r"already been traced passes unscaled gradients to apply_gradients"):
-            gradient()
-    with pytest.raises(RuntimeError, match=r"already been traced passes unscaled gradients to apply_gradients"):
-        optimizer.scale_loss(tf.constant(1.0))
+            update(scaled)
+    assert weight.numpy() == 2.0
+    run(step, compiled=True)
     optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight])
     assert weight.numpy() == bare(family, steps=4)
+
+
+@all_families
+def test_a_keras_3_step_may_follow_an_accumulation_in_two_functions(family):
+    if family.name == "sonnet":
+        pytest.skip("Sonnet's apply takes gradients of both kinds, and these may be of either")
+    weight, optimizer = setup(family)
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def micro_step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(factor * weight)
+        total.assign_add(optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])[0])
+
+    @tf.function
+    def update():
+        optimizer.apply_gradients([(total.read_value(), weight)])
+        total.assign(0.0)
+
+    for _ in range(2):
+        for factor in (0.25, 0.75):
+            micro_step(tf.constant(factor))
+        update()
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(0.5 * weight)
+        optimizer.apply([tape.gradient(loss, weight)], [weight])
+    assert weight.numpy() == 2.0 - 2 * 0.5 * (1.0 + 0.5)
+
+
+@all_families
+@compiled
+def test_gradients_that_scale_inside_unscaled_and_losses_that_are_scaled_in_it_are_refused(family, compiled):
+    weight, optimizer = setup(family)
+
+    def unscaled_twice():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_inside(lambda: weight**2)()
+        optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+
+    def scaled_twice():
+        optimizer.scale_inside(lambda: optimizer.get_scaled_loss(weight**2))()
+
+    for step, text in ((unscaled_twice, "which has already unscaled them"), (scaled_twice, "loss is scaled already")):
+        with pytest.raises(RuntimeError, match=text):
+            run(step, compiled, steps=1)
+    assert weight.numpy() == 2.0
+
+
+@all_families
+@compiled
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_a_loss_that_another_optimizer_scaled_is_refused(family, compiled, shared):
+    first, second = tf.Variable(1.0), tf.Variable(1.0)
+    scale = SharedLossScale(1024.0)
+    arguments = {"loss_scale": scale} if shared else {"initial_scale": 1024.0}
+    one, two = (LossScaleOptimizer(family.sgd(), **arguments) for _ in range(2))
+    one.build([first]), two.build([second])
+
+    def updates(gradients):
+        one.apply_gradients([(gradients[0], first)])
+        two.apply_gradients([(gradients[1], second)])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = one.scale_loss(first + second)
+        gradients = tape.gradient(loss, [first, second])
+        if shared:
+            with scale.together():
+                updates(gradients)
+        else:
+            updates(gradients)
+
+    with pytest.raises(RuntimeError, match="of another LossScaleOptimizer"):
+        run(step, compiled, steps=1)
+    assert second.numpy() == 1.0
 
 
 @all_families

@@ -9,14 +9,12 @@ import tensorflow as tf
 
 
 def scaled_inside(
-    loss_fn: Callable[..., Any],
-    scale: Callable[[tf.Tensor], tf.Tensor],
-    unscale: Callable[[list[Any]], list[Any]],
+    loss_fn: Callable[..., Any], by_scaling: Callable[[tf.Tensor, Callable[[tf.Tensor], list[Any]]], list[Any]]
 ) -> Callable[..., Any]:
     """Wrap a loss function, so that its gradients are computed from the scaled loss and then unscaled.
 
     >>> weight = tf.Variable(3.0)
-    >>> loss_fn = scaled_inside(lambda: weight**2, lambda g: g * 8.0, lambda grads: [g / 8.0 for g in grads])
+    >>> loss_fn = scaled_inside(lambda: weight**2, lambda upstream, of: [g / 8.0 for g in of(8.0 * upstream)])
     >>> with tf.GradientTape() as tape:
     ...     loss = loss_fn()
     >>> loss.numpy().item(), tape.gradient(loss, weight).numpy().item()
@@ -24,8 +22,8 @@ def scaled_inside(
 
     Args:
         loss_fn: a function that returns the loss, or a tuple that begins with the loss.
-        scale: a function that multiplies the upstream gradient by the scale.
-        unscale: a function that divides the variables' gradients by the scale.
+        by_scaling: a function of the upstream gradient, and of a function that returns the variables' gradients for an
+            upstream gradient. It returns the gradients for the upstream gradient that it got.
 
     Returns:
         A function that takes the same arguments and returns the same results as `loss_fn`. Parts of a tuple other than
@@ -48,7 +46,10 @@ def scaled_inside(
             results.append(result)
 
             def gradients(upstream: Any, variables: Any = ()) -> Any:
-                return [], unscale(tape.gradient(loss, variables, output_gradients=scale(upstream)))
+                def gradients_of(scaled: tf.Tensor) -> list[Any]:
+                    return tape.gradient(loss, variables, output_gradients=scaled)
+
+                return [], by_scaling(upstream, gradients_of)
 
             return loss, gradients
 

@@ -1,51 +1,43 @@
 """Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
 
-An optimizer records each call to `scale_loss`, `get_scaled_loss` and `get_unscaled_gradients`. For `apply_gradients`,
-the first of these rules that applies decides:
+A mark is one attribute of a tensor: by which loss scale, and whether scaled or not. A gradient that
+`get_unscaled_gradients` took is scaled, one that it returned is not. A loss that `get_scaled_loss` or `scale_loss`
+returned is scaled. The results of arithmetic on marked tensors have no mark. If all gradients of an update are marked,
+their marks decide. Otherwise the first of these rules decides that applies:
 
-1. Marks. Gradients that `get_unscaled_gradients` returned are marked as unscaled, and the gradients that were passed to
-   it are marked as scaled. The mark as scaled decides only if `scale_loss` was called before `get_unscaled_gradients`
-   in the same step. The results of arithmetic on marked gradients have no mark.
-2. In a function being traced: the most recent call that was recorded in this function. If there is none, the functions
-   that enclose it are searched. After `scale_loss` the gradients are scaled; after `get_scaled_loss` or
-   `get_unscaled_gradients` they are unscaled.
-3. Calls in other functions and threads, because gradients can be passed between functions and threads. A call counts
-   only if no update has followed it yet. For an update in eager mode, this thread's most recent call in eager mode
-   counts as well. If the calls disagree, the update raises an error.
-4. If no call was recorded, the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says. A
-   warning names the methods that were not called.
+1. The most recent call in the function being traced, or in the functions around it. After `scale_loss` the gradients
+   are scaled, for one update; after `get_scaled_loss` and `get_unscaled_gradients` they are unscaled, for any number.
+2. Calls in other functions and threads that no update has followed there, because gradients can be passed between
+   functions and threads. In eager mode, this thread's most recent call counts as well. If these calls disagree, the
+   update raises an error. A function that was traced on such an answer checks at each call that it still holds.
+3. No call: the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says, and a warning names
+   the methods that were not called. If `scale_loss` was called, but an update has used up the call, the update raises.
 
-A call to `scale_loss` allows only one update. A second update raises an error, because its gradients may be scaled or
-unscaled. Unscaled gradients may be passed to several updates. A traced function keeps the decision made during tracing.
-If that decision came from a call outside the function, a later call that implies the opposite raises an error, unless
-the later call is in a traced function that contains its own update.
+`apply` takes scaled gradients. It raises an error if marks or calls say that they are unscaled, and warns if they may
+be. For a Sonnet optimizer, `apply` accepts both kinds, and the rules decide; without any call they are scaled.
 
-`apply` takes scaled gradients. It raises an error if rules 1 to 3 imply that the gradients are unscaled, and warns if
-they may be unscaled. For a Sonnet optimizer, `apply` accepts both scaled and unscaled gradients. Rules 1 to 3 then
-decide, except that a call to `get_scaled_loss` implies neither. If no rule decides, the gradients are scaled.
+Gradients are divided by the factor that multiplied their loss, if it is known: if the loss was scaled in the function
+being traced, or in eager mode before an update that may have moved the scale.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import notes
+from tf_lossscale.core import replicas
 
-# Maps the most recently called method to whether the next `apply_gradients` gets scaled gradients.
-_APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False}
-# Maps the most recently called method to whether the next `apply` gets scaled gradients. Used for optimizers whose
-# `apply` accepts both scaled and unscaled gradients. `get_scaled_loss` has no entry, because an `apply` after it may
-# get either kind of gradients.
-_APPLY = {"scale_loss": True, "get_unscaled_gradients": False}
-
+_MARK = "_marked_by_tf_lossscale"
+_FACTORS = "_factors_of_tf_lossscale"
+# Maps each method to whether a following `apply_gradients`, or an `apply` that takes both kinds, gets scaled gradients.
+_APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False, "inside": False}
+_APPLY = {"scale_loss": True, "get_unscaled_gradients": False, "inside": False}
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
     "always divides them by the loss scale; or call get_unscaled_gradients(gradients) right before apply_gradients() "
@@ -53,38 +45,57 @@ _TWO_WAYS_OUT = (
 )
 
 
-class _EagerMode:
-    """The key for calls made in eager mode. The key for calls made in a traced function is the function's graph."""
+def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
+    """Mark losses or gradients as multiplied by a loss scale, or as divided by it.
+
+    >>> loss, scale = tf.constant(1.0), tf.Module()
+    >>> mark(loss, scale, True)
+    >>> is_marked(loss, scale), is_marked(loss, tf.Module()), is_marked(tf.constant(1.0), scale)
+    (True, None, None)
+
+    Args:
+        tensors: a nested structure of tensors and IndexedSlices. Other objects in it are not marked.
+        loss_scale: the loss scale.
+        scaled: whether they are scaled.
+    """
+    for tensor in tf.nest.flatten(tensors):
+        if isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
+            setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
 
 
-_EAGER = _EagerMode()
+def is_marked(tensor: Any, loss_scale: Any = None) -> bool | None:
+    """Return whether a tensor is marked as scaled (True) or unscaled (False), or None if it is not marked.
+
+    Args:
+        tensor: any object.
+        loss_scale: if given, marks of other loss scales do not count.
+    """
+    reference, scaled = getattr(tensor, _MARK, (None, None))
+    return scaled if loss_scale is None or (reference and reference() is loss_scale) else None
+
+
+class _Eager:
+    """The place of calls in eager mode. The place of calls in a traced function is its graph."""
+
+
+_EAGER = _Eager()
 
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """A thread's most recent call to a method of the optimizer in one traced function, or in eager mode.
-
-    `followed_in` contains the threads that have applied gradients in the same function after this call.
-    `after_scale_loss` is True if `scale_loss` was called before, and no update was made in between.
-    """
+    """A thread's most recent call in a place."""
 
     method: str
-    after_scale_loss: bool = False
+    #: A function that returns the factor of the loss that the thread scaled last in this place, or None.
+    factor: Callable[[], Any] = lambda: None
+    #: Whether an update has followed the scaling of that loss, so that the scale may have moved since.
+    moved: bool = False
+    #: The threads that have updated variables in the same place after the call.
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
 
     @property
-    def leaves_scaled(self) -> bool:
-        """Whether gradients of the result of `scale_loss` may still be passed to an update."""
-        return (self.method == "scale_loss" or self.after_scale_loss) and not self.followed_in
-
-    @property
     def unscales(self) -> bool:
-        return self.method == "get_unscaled_gradients"
-
-
-class _Thread(threading.local):
-    #: The number of nested calls to methods that take a whole step, such as `minimize`, that the thread is executing.
-    whole_steps = 0
+        return self.method in ("get_unscaled_gradients", "inside")
 
 
 class Decision(NamedTuple):
@@ -93,8 +104,8 @@ class Decision(NamedTuple):
     scaled: bool
     #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
     places: list[Any]
-    #: True if the update is in a function being traced, and `scaled` depends on calls made outside this function.
-    depends_on_other_functions: bool = False
+    #: Whether the answer depends on calls outside of the function being traced.
+    from_elsewhere: bool = False
 
 
 class Contract:
@@ -113,65 +124,103 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # Each thread's most recent call to a method such as `scale_loss`, in each traced function and in eager mode.
-        # The keys are weak references to the graphs of the traced functions, and to `_EAGER` for eager mode.
+        # Maps each place, by a weak reference, to the most recent call of each thread there.
         self._calls: dict[weakref.ref[Any], dict[threading.Thread, _Call]] = {}
-        # The names of methods that were called in deleted functions or finished threads, if no update followed the
-        # call. Gradients from these functions and threads may still exist.
-        self._unused_in_the_past: set[str] = set()
-        self._answers_kept: set[bool] = set()
-        self._thread = _Thread()
-        self._called: set[str] = set()
+        # Methods that were called in deleted functions and finished threads, if no update followed there.
+        self._in_the_past: set[str] = set()
+        self._ever: set[str] = set()
         self._warned: set[str] = set()
 
-    def called(self, method: str) -> None:
-        """Record a call to `scale_loss`, `get_scaled_loss` or `get_unscaled_gradients`.
+    # The calls. -------------------------------------------------------------------------------------------------
+
+    def called(self, method: str, factor: tf.Tensor | None = None) -> None:
+        """Record a call.
 
         Args:
-            method: the method's name.
-
-        Raises:
-            RuntimeError: the call is made in eager mode, and it contradicts a traced function: either the call implies
-                scaled gradients and the function assumes unscaled gradients, or vice versa.
+            method: "scale_loss", "get_scaled_loss", "get_unscaled_gradients", or "inside" for `scale_inside`.
+            factor: the factor by which the method multiplied a loss.
         """
         with self._lock:
-            places = _enclosing_functions()
-            opposite = not _APPLY_GRADIENTS[method]
-            may_contradict = method != "get_scaled_loss" and not self._thread.whole_steps
-            contradicts = may_contradict and opposite in self._answers_kept
-            if contradicts and places == [_EAGER]:
-                raise _contradiction(method)
-            self._called.add(method)
+            self._ever.add(method)
             self._forget_the_past()
-            for place in places:
-                calls, thread = self._calls.setdefault(weakref.ref(place), {}), threading.current_thread()
-                earlier = calls.get(thread)
-                call = calls[thread] = _Call(method, earlier is not None and earlier.leaves_scaled)
-                if contradicts:
-                    _require_an_update(call, place)
+            thread = threading.current_thread()
+            for place in _places():
+                calls = self._calls.setdefault(weakref.ref(place), {})
+                before = calls.get(thread, _Call(method))
+                calls[thread] = dataclasses.replace(before, method=method, followed_in=set())
+                if factor is not None:
+                    calls[thread] = _Call(method, _held(factor, place, self))
+                _latest.set(place, self, method)
+
+    def record(self, decision: Decision) -> None:
+        """Record an update. A step that raised an error is not recorded, so it can be repeated.
+
+        Args:
+            decision: the decision for the update.
+        """
+        with self._lock:
+            for call in self._calls_in(decision.places):
+                call.followed_in.add(threading.current_thread())
+                call.moved = True
+        if decision.places == [_EAGER]:
+            _latest.updated(self)
+        elif decision.from_elsewhere:
+            _check_at_each_call(weakref.ref(self), decision)
+
+    def factor(self, current: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Return the factor by which to divide gradients: the one that multiplied their loss, if it is known.
+
+        Args:
+            current: a function that returns the current factor.
+        """
+        with self._lock:
+            place, thread = _places()[0], threading.current_thread()
+            call = self._calls.get(weakref.ref(place), {}).get(thread)
+            known = None if call is None else call.factor()
+            if call is None or known is None or not _is_visible(known):
+                return current()
+            # In eager mode, the gradients may come from a function that has scaled its own loss.
+            alone = not any(each.factor() is not None for each in self._unused_calls([_EAGER]))
+            if place is not _EAGER or replicas.workers_step_alone() or (call.moved and alone):
+                return known
+            return current()
+
+    def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
+        """Raise an error if a gradient was already divided by this loss scale.
+
+        Args:
+            gradients: tensors, IndexedSlices or None.
+            loss_scale: the loss scale by which the gradients are about to be divided.
+
+        Raises:
+            RuntimeError: `get_unscaled_gradients` returned a gradient, or `scale_inside` has unscaled it.
+        """
+        marks = [is_marked(gradient, loss_scale) for gradient in gradients if gradient is not None]
+        if False in marks:
+            raise RuntimeError(
+                "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
+                "it. Unscale each gradient only once. minimize(), compute_gradients() and get_gradients() call "
+                "get_unscaled_gradients() themselves."
+            )
+        with self._lock:
+            call = self._calls.get(weakref.ref(_places()[0]), {}).get(threading.current_thread())
+        if call is not None and call.method == "inside" and not call.followed_in and not (marks and all(marks)):
+            raise RuntimeError(
+                "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
+                "unscaled them. Pass them to apply_gradients() as they are."
+            )
 
     def unscaled_inside(self) -> None:
         """Record that a loss function wrapped by `scale_inside` has unscaled its gradients.
 
-        The next update then gets unscaled gradients. If `scale_loss` was called first, nothing is recorded: in that
-        case Keras 3's `fit` has also scaled the loss that the wrapped function returned, so the gradients are still
-        multiplied by the factor that `fit` applied.
+        If a loss was scaled first, nothing is recorded: in that case Keras's `fit` has also scaled the loss that the
+        wrapped function returned, so the gradients are still multiplied by the factor that `fit` applied.
         """
         with self._lock:
-            if not any(
-                call.method == "scale_loss" and not call.followed_in for call in self._calls_in(_enclosing_functions())
-            ):
-                self.called("get_scaled_loss")
-                self.called("get_unscaled_gradients")
-
-    @contextlib.contextmanager
-    def whole_step(self) -> Iterator[None]:
-        """Return a context manager for a complete step. Calls inside it are not checked against earlier decisions."""
-        self._thread.whole_steps += 1
-        try:
-            yield
-        finally:
-            self._thread.whole_steps -= 1
+            calls = self._calls_in(_places())
+        if not any(call.method in ("scale_loss", "get_scaled_loss") and not call.followed_in for call in calls):
+            self._ever.add("get_scaled_loss")
+            self.called("inside")
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
@@ -185,7 +234,22 @@ class Contract:
             RuntimeError: the calls so far do not determine whether the gradients are scaled.
         """
         decision = self._decide(gradients, _APPLY_GRADIENTS, otherwise=False)
-        self._warn_of_forgotten_calls()
+        needed = ("get_scaled_loss", "get_unscaled_gradients")
+        unscaled = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
+        if "scale_loss" not in self._ever and not unscaled.issuperset(needed):
+            forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in unscaled)
+            self._warn(
+                f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
+                "gradients may become zero, or the gradients of every step may have the wrong scale. The loop should "
+                "be:\n"
+                "    with tf.GradientTape() as tape:\n"
+                "        loss = loss_fn()\n"
+                "        scaled_loss = opt.get_scaled_loss(loss)\n"
+                "    scaled_grads = tape.gradient(scaled_loss, variables)\n"
+                "    grads = opt.get_unscaled_gradients(scaled_grads)\n"
+                "    opt.apply_gradients(zip(grads, variables))\n"
+                "If this loop is part of a library, pass opt.scale_inside(loss_fn) to the library as the loss function."
+            )
         return decision
 
     def decide_for_apply(self, gradients: Iterable[Any], may_be_unscaled: bool) -> Decision:
@@ -202,9 +266,9 @@ class Contract:
         if may_be_unscaled:
             decision = self._decide(gradients, _APPLY, otherwise=True)
         else:
-            decision = Decision(True, _enclosing_functions())
+            decision = Decision(True, _places())
             self._require_not_unscaled(gradients, decision.places)
-        if decision.scaled and not self._called & {"scale_loss", "get_scaled_loss"}:
+        if decision.scaled and not self._ever & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
                 "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
@@ -212,81 +276,64 @@ class Contract:
             )
         return decision
 
-    def record(self, decision: Decision) -> None:
-        """Record an update. A step that raised an error is not recorded, so it can be repeated.
-
-        Args:
-            decision: the decision for the update.
-        """
-        with self._lock:
-            if decision.depends_on_other_functions:
-                self._answers_kept.add(decision.scaled)
-            for call in self._calls_in(decision.places):
-                call.followed_in.add(threading.current_thread())
-
     def _decide(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
-        gradients, places = list(gradients), _enclosing_functions()
-        with self._lock:
-            some_unscaled, all_unscaled = notes.any_and_all_unscaled(gradients)
-            if all_unscaled:
-                answers, in_same_function = {False}, True
-            elif self._are_of_scale_loss(gradients, places):
-                answers, in_same_function = {True}, True
-            else:
-                answers, in_same_function = self._answers(places, scaled_after)
-        if len(answers) > 1 or (True in answers and some_unscaled):
+        places = _places()
+        marks = {is_marked(gradient) for gradient in gradients if gradient is not None}
+        answers, here = {each for each in marks if each is not None}, True
+        if None in marks or not marks:
+            with self._lock:
+                by_calls, here = self._answers(places, scaled_after)
+            answers |= by_calls
+        if len(answers) > 1:
             raise RuntimeError(
                 "Cannot tell whether these gradients are scaled. Either more than one update follows a single call to "
                 "this optimizer's scale_loss(), or scale_loss() was called in one function, thread or step, and "
                 f"get_scaled_loss() or get_unscaled_gradients() in another. {_TWO_WAYS_OUT}"
             )
+        if not answers and not self._ever and _latest.is_of_another(places[0], self):
+            raise RuntimeError(
+                "scale_loss() of another LossScaleOptimizer scaled a loss here, but no method of this optimizer was "
+                "called, so it cannot tell by what its gradients are multiplied. Call the other optimizer's "
+                "get_unscaled_gradients() on the gradients of that loss, and pass the results to apply_gradients()."
+            )
         answer = answers.pop() if answers else otherwise
-        return Decision(answer, places, not in_same_function and places != [_EAGER])
-
-    def _are_of_scale_loss(self, gradients: list[Any], places: list[Any]) -> bool:
-        """Return whether gradients of the result of `scale_loss` were only read by `get_unscaled_gradients`."""
-        calls = self._calls_in(places[:1])
-        if not any(call.unscales and call.leaves_scaled for call in calls):
-            return False
-        given = [gradient for gradient in gradients if gradient is not None]
-        return bool(given) and all(map(notes.is_scaled, given))
+        return Decision(answer, places, not here and places != [_EAGER])
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Return what earlier method calls imply, and whether they were made in the innermost function being traced.
+        """Return what earlier calls imply, and whether they were made in the innermost function being traced.
 
         The first value is a set that contains True if a call implies scaled gradients, and False if a call implies
         unscaled gradients.
         """
+        thread = threading.current_thread()
 
         def is_used_up(call: _Call) -> bool:
-            # A call to `scale_loss` implies scaled gradients for only one update. Unscaled gradients may be passed to
-            # several updates.
-            return scaled_after[call.method] and threading.current_thread() in call.followed_in
+            # A call to `scale_loss` implies scaled gradients for only one update.
+            return scaled_after[call.method] and thread in call.followed_in
 
-        calls, place = self._deciding_calls(places, lambda call: call.method in scaled_after and not is_used_up(call))
-        answers = {scaled_after[call.method] for call in calls}
-        own_calls = [call for call in self._calls_in(places) if call.method in scaled_after]
-        if place is None and any(map(is_used_up, own_calls)):
-            # The second update after one call to `scale_loss` is ambiguous. Its gradients may come from the same
-            # scaled loss or from an unscaled loss.
+        own = [call for call in self._calls_in(places) if call.method in scaled_after]
+        for place in places:
+            calls = [call for call in self._calls_in([place]) if call in own and not is_used_up(call)]
+            if calls and place is not _EAGER:
+                return {scaled_after[call.method] for call in calls}, place is places[0]
+        eager = [call for call in own if places == [_EAGER] and not is_used_up(call)]
+        unused = [call for call in self._unused_calls(places) if call.method in scaled_after]
+        answers = {scaled_after[call.method] for call in (*eager, *unused)}
+        if any(map(is_used_up, own)):
+            # Gradients after the second update may come from the same scaled loss or from an unscaled loss.
             answers |= {True} if answers else {True, False}
-        return answers, place is places[0]
+        return answers, False
 
     def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
-        """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled.
-
-        `get_unscaled_gradients` marks its input gradients as scaled and its output gradients as unscaled. For gradients
-        without a mark, the most recent call in each function and thread that they may come from decides. If all of
-        these calls are to `get_unscaled_gradients`, the gradients are unscaled. If only some of them are, the gradients
-        may be unscaled.
-        """
-        gradients = [gradient for gradient in gradients if gradient is not None]
-        unscaled, _ = notes.any_and_all_unscaled(gradients)
-        may_be_unscaled = False
-        thread = threading.current_thread()
-        if not unscaled and not all(notes.is_scaled(gradient) for gradient in gradients):
+        """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
+        marks = {is_marked(gradient) for gradient in gradients if gradient is not None}
+        unscaled, may_be_unscaled = False in marks, False
+        if not unscaled and (None in marks or not marks):
+            thread = threading.current_thread()
             with self._lock:
-                calls, _ = self._deciding_calls(places, lambda call: thread not in call.followed_in)
+                own = [call for call in self._calls_in(places) if thread not in call.followed_in]
+                innermost = [call for call in own if places != [_EAGER]][:1]
+                calls = innermost or [*own, *self._unused_calls(places)]
                 unscaled = bool(calls) and all(call.unscales for call in calls)
                 may_be_unscaled = any(call.unscales for call in calls or self._calls_in(places))
         if unscaled:
@@ -294,43 +341,44 @@ class Contract:
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
                 f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
             )
-        if may_be_unscaled and self._called & {"scale_loss", "get_scaled_loss"}:
+        if may_be_unscaled and self._ever & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
                 "called before: they may be divided twice. Give unscaled gradients to apply_gradients()."
             )
 
-    # The calls. -------------------------------------------------------------------------------------------------
+    def contradicts(self, scaled: bool) -> bool:
+        """Return whether calls that no update has followed say that gradients are not as a traced function assumes.
 
-    def _deciding_calls(self, places: list[Any], counts: Callable[[_Call], bool]) -> tuple[list[_Call], Any]:
-        """Return the calls that determine whether an update gets scaled gradients, and the traced function they are in.
-
-        The function is None if the calls were made in eager mode or outside the functions being traced.
+        Args:
+            scaled: whether the function takes them as scaled.
         """
-        for place in places:
-            calls = [call for call in self._calls_in([place]) if counts(call)]
-            if calls and place is not _EAGER:
-                return calls, place
-        in_this_thread = self._calls_in([_EAGER]) if places == [_EAGER] else []
-        all_calls = [call for calls in self._calls.values() for call in calls.values()]
-        all_calls += map(_Call, self._unused_in_the_past)
-        unused = [call for call in all_calls if not call.followed_in and call not in in_this_thread]
-        return [call for call in (*in_this_thread, *unused) if counts(call)], None
+        with self._lock:
+            calls = self._unused_calls([])
+        return {_APPLY_GRADIENTS[call.method] for call in calls} == {not scaled}
+
+    # Looking up calls. ------------------------------------------------------------------------------------------
 
     def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return this thread's most recent call in each of the `places`, which are traced functions or `_EAGER`.
+        """Return this thread's most recent call in each of the `places`, innermost first.
 
         If this thread made no call in a traced function, return the calls that other threads made in it, because each
         replica is traced in its own thread.
         """
-        found_calls: list[_Call] = []
+        found: list[_Call] = []
         for place in places:
             calls = self._calls.get(weakref.ref(place), {})
             if threading.current_thread() in calls:
-                found_calls.append(calls[threading.current_thread()])
+                found.append(calls[threading.current_thread()])
             elif place is not _EAGER:
-                found_calls += calls.values()
-        return found_calls
+                found += calls.values()
+        return found
+
+    def _unused_calls(self, places: list[Any]) -> list[_Call]:
+        """Return the calls outside of the `places` that no update has followed there."""
+        own = self._calls_in(places)
+        calls = [call for each in self._calls.values() for call in each.values()]
+        return [call for call in (*calls, *map(_Call, self._in_the_past)) if not call.followed_in and call not in own]
 
     def _forget_the_past(self) -> None:
         """Forget deleted functions and finished threads. If no update followed a call, keep the name of its method."""
@@ -338,27 +386,7 @@ class Contract:
         past = [in_eager_mode.pop(thread) for thread in [*in_eager_mode] if not thread.is_alive()]
         for place in [place for place in self._calls if place() is None]:
             past += self._calls.pop(place).values()
-        self._unused_in_the_past.update(call.method for call in past if not call.followed_in)
-
-    # Warnings. --------------------------------------------------------------------------------------------------
-
-    def _warn_of_forgotten_calls(self) -> None:
-        """Warn once if the loss was never scaled, or if the gradients were never unscaled."""
-        needed = ("get_scaled_loss", "get_unscaled_gradients")
-        if "scale_loss" not in self._called and not self._called.issuperset(needed):
-            forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in self._called)
-            self._warn(
-                f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
-                "gradients may become zero, or the gradients of every step may have the wrong scale. The loop should "
-                "be:\n"
-                "    with tf.GradientTape() as tape:\n"
-                "        loss = loss_fn()\n"
-                "        scaled_loss = opt.get_scaled_loss(loss)\n"
-                "    scaled_grads = tape.gradient(scaled_loss, variables)\n"
-                "    grads = opt.get_unscaled_gradients(scaled_grads)\n"
-                "    opt.apply_gradients(zip(grads, variables))\n"
-                "If this loop is part of a library, pass opt.scale_inside(loss_fn) to the library as the loss function."
-            )
+        self._in_the_past.update(call.method for call in past if not call.followed_in)
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
@@ -366,24 +394,32 @@ class Contract:
             logging.warning("%s", message)
 
 
-def require_scaled(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise an error if a gradient was already divided by this loss scale.
+class _Latest(threading.local):
+    """The optimizer that was called last in each place, of all optimizers."""
 
-    >>> require_scaled([tf.constant(8.0), None], tf.Module())
+    def __init__(self) -> None:
+        self._in_functions: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+        self._in_eager_mode: tuple[Any, str] | None = None
+        self._updates = 0
 
-    Args:
-        gradients: tensors, IndexedSlices or None.
-        loss_scale: the loss scale by which the gradients are about to be divided.
+    def set(self, place: Any, contract: Contract, method: str) -> None:
+        if place is _EAGER:
+            self._in_eager_mode, self._updates = (weakref.ref(contract), method), 0
+        else:
+            self._in_functions[place] = weakref.ref(contract), method
 
-    Raises:
-        RuntimeError: `get_unscaled_gradients` returned one of the gradients.
-    """
-    if notes.any_is_unscaled_by(gradients, loss_scale):
-        raise RuntimeError(
-            "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned it. "
-            "Unscale each gradient only once. minimize(), compute_gradients() and get_gradients() call "
-            "get_unscaled_gradients() themselves."
-        )
+    def updated(self, contract: Contract) -> None:
+        # In eager mode, a loss that was scaled for one optimizer concerns no other one after the next update.
+        self._updates += 1
+        if self._updates > 1 or self._in_eager_mode is None or self._in_eager_mode[0]() is not contract:
+            self._in_eager_mode = None
+
+    def is_of_another(self, place: Any, contract: Contract) -> bool:
+        latest = self._in_eager_mode if place is _EAGER else self._in_functions.get(place)
+        return latest is not None and latest[1] == "scale_loss" and latest[0]() not in (None, contract)
+
+
+_latest = _Latest()
 
 
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
@@ -396,35 +432,54 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
     Raises:
         RuntimeError: `get_scaled_loss` or `scale_loss` returned the loss.
     """
-    if notes.loss_is_scaled_by(loss, loss_scale):
+    if any(is_marked(part, loss_scale) for part in tf.nest.flatten(loss)):
         raise RuntimeError(
             "This loss is scaled already: get_scaled_loss() or scale_loss() returned it. Scale it once. minimize(), "
             "compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
         )
 
 
-def _contradiction(method: str) -> RuntimeError:
-    return RuntimeError(
-        f"{method}() was called, but a function that has already been traced passes "
-        f"{'un' * _APPLY_GRADIENTS[method]}scaled gradients to apply_gradients(). {_TWO_WAYS_OUT}"
-    )
-
-
-def _require_an_update(call: _Call, function: Any) -> None:
-    """Make every later run of a traced function raise an error, unless an update follows `call` in that function."""
+def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> None:
+    """Make each later call of a traced function raise an error if calls elsewhere contradict its decision."""
 
     def check() -> tf.Tensor:
-        if not call.followed_in:
-            raise _contradiction(call.method)
+        living = contract()
+        if living is not None and living.contradicts(decision.scaled):
+            raise RuntimeError(
+                f"A function that has already been traced passes {'un' * (not decision.scaled)}scaled gradients to "
+                f"apply_gradients(), but the calls since then were those for {'un' * decision.scaled}scaled gradients. "
+                f"{_TWO_WAYS_OUT}"
+            )
         return tf.constant(0)
 
-    if not hasattr(function, "capture_call_time_value"):
-        raise _contradiction(call.method)
-    # TensorFlow has no public method that evaluates `check` each time the traced function is called.
-    function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        for function in decision.places:
+            # TensorFlow has no public method that evaluates `check` each time the traced function is called.
+            function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 
-def _enclosing_functions() -> list[Any]:
+def _held(factor: Any, place: Any, contract: Contract) -> Callable[[], Any]:
+    """Return a function that returns the factor. A tensor of a graph is kept by the graph, not by the function."""
+    if place is _EAGER:
+        return lambda: factor
+    if not hasattr(place, _FACTORS):
+        setattr(place, _FACTORS, {})
+    getattr(place, _FACTORS)[id(contract), threading.current_thread()] = factor
+    return weakref.ref(factor)
+
+
+def _is_visible(factor: Any) -> bool:
+    """Return whether a tensor can be used here: it is eager, or of the graph being built or one around it."""
+    of_factor = getattr(factor, "graph", None)  # None for eager tensors
+    if of_factor is None:
+        return True
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not of_factor:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def _places() -> list[Any]:
     """Return the functions being traced, innermost first, then the enclosing TF1 graph if there is one.
 
     In eager mode the list has one element, which represents eager mode.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import gradients as arithmetic
-from tf_lossscale.core import notes, replicas
+from tf_lossscale.core import replicas
 from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
@@ -20,7 +20,6 @@ from tf_lossscale.wrapper import arguments, contract, families, rule_settings
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, names_of, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
-from tf_lossscale.wrapper.loss_factor import LossFactor
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.rule_settings import setting
 from tf_lossscale.wrapper.stall import Stall
@@ -206,7 +205,6 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             _trackable=inner_optimizer,
             _scale=scale,
             _contract=contract.Contract(),
-            _factor=LossFactor(),
             _traced=False,
             _warned=set(),
             _stall=stall,
@@ -286,11 +284,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
-        scaled = self._scaled(
-            "get_scaled_loss",
-            loss,
-            lambda loss: arithmetic.scale_loss(loss, self._factor.for_loss(self._current_factor)),
-        )
+        scaled = self._scaled("get_scaled_loss", loss)
         _warn_if_loss_cannot_hold(loss, self._current_factor)
         return scaled
 
@@ -319,24 +313,23 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already.
         """
+        return self._scaled("scale_loss", loss)
 
-        def scale(loss: Any) -> Any:
-            wide = tf.nest.map_structure(_at_least_float32, loss)
-            return arithmetic.scale_loss(wide, self._factor.for_loss(self._current_factor))
-
-        return self._scaled("scale_loss", loss, scale)
-
-    def _scaled(self, method: str, loss: Any, scale: Callable[[Any], Any]) -> Any:
+    def _scaled(self, method: str, loss: Any) -> Any:
         """Scale a loss and mark it as scaled. For a function, return a function that scales the result of each call.
 
         A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
         """
         contract.require_unscaled_loss(loss, self._loss_scale)
-        self._contract.called(method)
         if callable(loss) and not tf.is_tensor(loss):
-            return lambda: self._scaled(method, loss(), scale)
-        scaled = scale(loss)
-        notes.note_scaled_loss(scaled, self._loss_scale)
+            self._contract.called(method)
+            return lambda: self._scaled(method, loss())
+        if method == "scale_loss":
+            loss = tf.nest.map_structure(_at_least_float32, loss)
+        factor = self._current_factor()
+        scaled = arithmetic.scale_loss(loss, factor)
+        self._contract.called(method, factor)
+        contract.mark(scaled, self._loss_scale, True)
         return scaled
 
     @do_not_convert
@@ -361,10 +354,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             RuntimeError: a gradient is already unscaled.
         """
         grads = list(grads)
-        contract.require_scaled(grads, self._loss_scale)
+        self._contract.require_scaled(grads, self._loss_scale)
+        unscaled = self._family.unscale(grads, self._contract.factor(self._current_factor))
         self._contract.called("get_unscaled_gradients")
-        unscaled = self._family.unscale(grads, self._factor.for_gradients(self._current_factor))
-        notes.note_unscaled(unscaled, self._loss_scale, scaled=grads)
+        contract.mark(grads, self._loss_scale, True)
+        contract.mark(unscaled, self._loss_scale, False)
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -393,16 +387,18 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             respect to variables. The function raises a TypeError if `loss_fn` returns a list or another type.
         """
 
-        def unscale(gradients: list[Any]) -> list[Any]:
+        def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
+            factor = self._current_factor()
+            gradients = gradients_of(arithmetic.scale_loss(upstream, factor))
             self._contract.unscaled_inside()
-            return self._family.unscale(gradients, self._factor.for_gradients(self._current_factor))
+            return self._family.unscale(gradients, factor)
 
-        scaled = scaled_inside(
-            loss_fn,
-            lambda upstream: arithmetic.scale_loss(upstream, self._factor.for_loss(self._current_factor)),
-            unscale,
-        )
-        return cast("SameFunction", scaled)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            result = loss_fn(*args, **kwargs)
+            contract.require_unscaled_loss(result, self._loss_scale)
+            return result
+
+        return cast("SameFunction", scaled_inside(checked, by_scaling))
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -527,7 +523,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             tf.control_dependencies(self._count_by_exponent(gradients, variables, scaled)),
         ):
             if scaled:
-                gradients = family.unscale(gradients, self._factor.for_gradients(self._current_factor), variables)
+                gradients = family.unscale(gradients, self._contract.factor(self._current_factor), variables)
             aggregate = aggregate and family.sums_over_replicas
             if aggregate and family.reduces_itself(variables):
                 gradients, aggregate = family.reduce(gradients, variables), False
@@ -669,8 +665,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         Raises:
             ValueError: `loss` is a tensor and `tape` is missing, or all gradients are None.
         """
-        with self._contract.whole_step():
-            return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+        return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None

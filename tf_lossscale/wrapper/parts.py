@@ -10,7 +10,6 @@ from tf_lossscale.core.diagnosis import Diagnosis
 from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.family import Family
-from tf_lossscale.wrapper.loss_factor import LossFactor
 from tf_lossscale.wrapper.stall import Stall
 
 
@@ -29,7 +28,6 @@ class Parts:
     _family: Family
     _loss_scale: Any
     _contract: Contract
-    _factor: LossFactor
     _stall: Stall
     _diagnosis: Diagnosis | None
     _exponents: Exponents | None
