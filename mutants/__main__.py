@@ -41,7 +41,7 @@ MORE_TESTS = {
     "core/replicas.py": ("tf_function_tests/test_promises.py",),
     "core/diagnosis.py": ("tests/wrapper/test_readings.py",),
     "wrapper/update.py": ("tests/wrapper/test_contract.py", "tests/wrapper/test_gradient_handling.py"),
-    "adapters/keras3.py": ("tests/test_families.py", "tests/test_fit.py"),
+    "families/keras3.py": ("tests/test_families.py", "tests/test_fit.py"),
 }
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"

@@ -49,7 +49,6 @@ SENTENCES = [
     (["run", "--", "none.py"], "/none.py': [Errno 2]"),
     (["inspect", "logs"], "logs: the folder has no checkpoint, and is not a SavedModel."),
     (["inspect", "nologs"], "nologs: there is no such file, folder or checkpoint."),
-    (["convert", "nologs", "--to", "keras3", "--out", "new"], "nologs: there is no such file, folder or checkpoint."),
 ]
 
 

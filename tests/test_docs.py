@@ -85,7 +85,7 @@ def test_the_tour_names_files_that_exist_and_functions_where_they_are(quoted):
     assert [name for name in functions if name not in elsewhere | public] == []
 
 
-@pytest.mark.parametrize("folder", ["core", "wrapper"])
+@pytest.mark.parametrize("folder", ["core", "families", "wrapper"])
 def test_the_tree_of_the_architecture_has_every_module_once(folder):
     tree = (DOCS / "architecture.md").read_text().split("```")[1]
     depth = 2 + 2 * folder.count("/")

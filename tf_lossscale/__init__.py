@@ -16,16 +16,16 @@ __version__ = "0.1.0"
 # this package is cheap.
 _HOMES = {
     "DynamicLossScale": "tf_lossscale.core.loss_scale",
-    "Family": "tf_lossscale.wrapper.family",
+    "Family": "tf_lossscale.families.family",
     "FixedLossScale": "tf_lossscale.core.loss_scale",
     "LossScale": "tf_lossscale.core.loss_scale",
     "LossScaleOptimizer": "tf_lossscale.wrapper.optimizer",
     "LossScaleMonitor": "tf_lossscale.monitoring.callback",
     "Rules": "tf_lossscale.core.rules",
-    "SharedLossScale": "tf_lossscale.wrapper.shared",
+    "SharedLossScale": "tf_lossscale.core.shared",
     "install": "tf_lossscale.legacy.install",
     "probe": "tf_lossscale.monitoring.probing",
-    "register_family": "tf_lossscale.wrapper.register",
+    "register_family": "tf_lossscale.families.register",
     "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
     "write_summary": "tf_lossscale.monitoring.summaries",
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from tf_lossscale import probability as probability
     from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
     from tf_lossscale.core.rules import Rules
+    from tf_lossscale.core.shared import SharedLossScale
+    from tf_lossscale.families.family import Family
+    from tf_lossscale.families.register import register_family
     from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.probing import probe
     from tf_lossscale.monitoring.summaries import write_summary
-    from tf_lossscale.wrapper.family import Family
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
-    from tf_lossscale.wrapper.register import register_family
-    from tf_lossscale.wrapper.shared import SharedLossScale
 
 
 def __getattr__(name: str) -> Any:

@@ -14,10 +14,6 @@ from tf_lossscale import __version__
 # Maps each subcommand to a module and a help text. The module defines `add_arguments(parser)` and `run(arguments)`, and
 # is imported only if the subcommand is used. If `run` raises an ImportError, OSError or ValueError, `main` prints it.
 _COMMANDS = {
-    "convert": (
-        "tf_lossscale.migrate.checkpoints.convert_command",
-        "convert a checkpoint of any version for a Keras 3 or tf_keras optimizer",
-    ),
     "inspect": (
         "tf_lossscale.migrate.checkpoints.inspect_command",
         "show what a checkpoint or model holds",

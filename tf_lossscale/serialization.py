@@ -7,22 +7,22 @@ import sys
 import types
 from typing import Any
 
+from tf_lossscale.families import registry as families
 from tf_lossscale.libraries import import_hooks
-from tf_lossscale.wrapper import families
 
 # For each Keras library, maps each (package, class name) pair in saved files to a module. The module registers the
 # class when it is imported.
 _REGISTERED = {
     "keras": {
-        ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.keras3",
+        ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.families.keras3",
         ("tf_lossscale", "Adafactor"): "tf_lossscale.optimizers.keras3",
         ("tf_lossscale.experimental", "LossScaleOptimizer"): "tf_lossscale.legacy.experimental",
         ("tf_lossscale.legacy", "Policy"): "tf_lossscale.legacy.experimental",
     },
     "tf_keras": {
-        ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.adapters.tf_keras",
+        ("tf_lossscale", "LossScaleOptimizer"): "tf_lossscale.families.tf_keras",
         ("tf_lossscale", "Adafactor"): "tf_lossscale.optimizers.tf_keras",
-        ("tf_lossscale.legacy", "LossScaleOptimizer"): "tf_lossscale.adapters.tf_keras_legacy",
+        ("tf_lossscale.legacy", "LossScaleOptimizer"): "tf_lossscale.families.tf_keras_legacy",
         ("tf_lossscale.experimental", "LossScaleOptimizer"): "tf_lossscale.legacy.experimental",
         ("tf_lossscale.legacy.experimental", "LossScaleOptimizer"): "tf_lossscale.legacy.experimental",
         ("tf_lossscale.legacy", "Policy"): "tf_lossscale.legacy.experimental",

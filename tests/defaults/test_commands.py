@@ -19,8 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 LINES = {
     # 300 steps, the default, take a minute.
     "train": [("train --steps 4", r"float16 with scaling: loss=\d\.\d+, scale=2\^\d+, skipped=\d+ 4/4 █")],
-    "inspect": [("inspect runs", "written by  Keras 3"), ("inspect new", "written by")],
-    "convert": [("convert runs --to tf_keras --out new", "written to new")],
+    "inspect": [("inspect runs", "written by  Keras 3"), ("inspect runs --json", "optimizers")],
     "probe": [("probe --out counts train32.py 3", "^Float16 fits with a loss scale: without one 100% of")],
     "plot": [
         ("plot logs", r"^drew logs/loss_scale\.png from 1 run: logs$"),
@@ -34,7 +33,7 @@ LINES = {
     ],
     "run": [("run old.py", "^loss scale: 32768$"), ("run -m old", "^loss scale: 32768$")],
 }
-ORDER = ("train", "convert", "inspect", "probe", "plot", "run", "migrate")
+ORDER = ("train", "inspect", "probe", "plot", "run", "migrate")
 
 OLD = """import tensorflow as tf
 
@@ -82,19 +81,6 @@ def test_a_command_prints_what_fits_a_terminal_and_nothing_else(folder):
         assert code == int("--check" in line), (line, what.text)
         assert any(re.search(expected, shown) for shown, _ in what.lines), (line, what.text)
         assert what.faults() == [], line
-
-
-def test_the_guide_shows_what_convert_prints(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    guide = (ROOT / "docs" / "migration.md").read_text()
-    command, shown = re.search(r"```console\n\$ tf-lossscale (convert .*)\n([^`]*)```", guide).groups()
-    restores = next(block for block in re.findall(r"(?s)```python\n(.*?)```", guide) if '.save("old/ckpt")' in block)
-    with seen() as what:
-        exec(restores, {})
-    assert what.text == "1 1024.0 1\n()\n"
-    with seen() as what:
-        assert exit_code(command.split()) == 0
-    assert what.text == shown
 
 
 @pytest.mark.slow

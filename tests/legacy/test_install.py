@@ -17,9 +17,9 @@ import tensorflow.compat.v1 as tf1
 import tf_lossscale
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import legacy
+from tf_lossscale.families import registry as families_of_optimizers
 from tf_lossscale.legacy import experimental, patch_table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
-from tf_lossscale.wrapper import families as families_of_optimizers
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import tf_lossscale
 from tests import loops, strategies
 from tests.families import FAMILIES, NoKeras3
 from tf_lossscale import serialization
+from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import patch_table, wrap_in_compile
 from tf_lossscale.legacy.patches import Patches
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import families
 
 with_a_keras_3 = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
 

@@ -17,8 +17,8 @@ import tf_lossscale
 from tests import test_families
 from tests.families import RATE, ApplyOnly, all_families
 from tf_lossscale import LossScaleOptimizer, migrate
-from tf_lossscale.wrapper import families
-from tf_lossscale.wrapper.family import Family
+from tf_lossscale.families import registry as families
+from tf_lossscale.families.family import Family
 
 ROOT = pathlib.Path(__file__).parents[2]
 ADAPTERS = [pytest.param(row.adapter, id=row.adapter) for row in families._FAMILIES]
@@ -66,10 +66,13 @@ def test_the_wrapper_hides_no_private_name_of_the_library(adapter):
     assert ours & of_library(families.wrapper_class_in(adapter)) <= meant
 
 
+FAMILIES_OWN = {"keras3.py", "tf_keras.py", "tf_keras_legacy.py", "tf1.py", "sonnet.py"}
+
+
 def test_every_question_has_a_sentence_and_is_asked():
     source = pathlib.Path(sys.modules[Family.__module__].__file__).read_text()
     package = pathlib.Path(tf_lossscale.__file__).parent
-    asking = "".join(path.read_text() for path in package.rglob("*.py") if "adapters" not in path.parts)
+    asking = "".join(path.read_text() for path in package.rglob("*.py") if path.name not in FAMILIES_OWN)
     for name, value in vars(Family).items():
         if name.startswith("_"):
             continue
@@ -207,7 +210,7 @@ def test_build_is_called_in_each_trace_and_strategy_and_in_eager_mode_for_each_n
 def tiny(monkeypatch):
     """The family that CONTRIBUTING.md adds."""
     library, adapter, row, row_of_tests = walk_through()
-    for name, code in (("tiny", library), ("tf_lossscale.adapters.tiny", adapter)):
+    for name, code in (("tiny", library), ("tf_lossscale.families.tiny", adapter)):
         module = types.ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)
         exec(compile(code, name, "exec"), vars(module))
@@ -228,8 +231,8 @@ def test_the_walk_through_works_as_written_in_a_copy_of_the_checkout(tmp_path):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "tiny.py").write_text(library)
-    (tmp_path / "tf_lossscale" / "adapters" / "tiny.py").write_text(adapter)
-    add_row(tmp_path / "tf_lossscale" / "wrapper" / "families.py", "_FAMILIES = [\n", row)
+    (tmp_path / "tf_lossscale" / "families" / "tiny.py").write_text(adapter)
+    add_row(tmp_path / "tf_lossscale" / "families" / "registry.py", "_FAMILIES = [\n", row)
     table = tmp_path / "tests" / "families.py"
     add_row(table, "ALL_FAMILIES = (\n", row_of_tests)
     table.write_text(

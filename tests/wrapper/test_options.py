@@ -12,7 +12,7 @@ import tf_keras
 from tests import numerics, strategies
 from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.wrapper import options as options_lib
+from tf_lossscale.wrapper import arguments as options_lib
 
 KERAS3, TF_KERAS, LEGACY = FAMILIES
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])

@@ -11,9 +11,9 @@ import tensorflow as tf
 from tf_lossscale.amp.managers import FixedLossScaleManager
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import graphs, replicas
+from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
-from tf_lossscale.wrapper.shared import SharedLossScale
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Optimizer, Variable

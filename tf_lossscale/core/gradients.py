@@ -162,23 +162,38 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     Returns:
         A bool scalar tensor, which is True if there is no gradient at all.
     """
-    to_check = _small_ones_together([_dense(gradient) for gradient in gradients if gradient is not None])
-    if not to_check:
-        return tf.constant(True)
-
-    def every_value() -> tf.Tensor:
-        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in to_check]))
-
+    large: list[tf.Tensor] = []
+    groups: dict[Any, list[tf.Tensor]] = {}
+    for gradient in gradients:
+        if gradient is None:
+            continue
+        values = _sums_of_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+        size = values.shape.num_elements()
+        if size is not None and size <= _SMALL:
+            # Small gradients are concatenated, because each operation takes longer than their values.
+            groups.setdefault((values.dtype, values.device), []).append(values)
+        else:
+            large.append(values)
+    small = [
+        group[0] if len(group) == 1 else tf.concat([tf.reshape(values, [-1]) for values in group], 0)
+        for group in groups.values()
+    ]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
-    large = [values for values in to_check if _is_wide(values) and not _is_small(values)]
-    if not large or in_xla_context():
-        return every_value()
-    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in large])
-    others = [values for values in to_check if not any(values is each for each in large)]
-    flags = [tf.reduce_all(tf.math.is_finite(values)) for values in others]
-    proven = tf.reduce_all(tf.stack([tf.math.is_finite(sums), *flags]))
-    return tf.cond(proven, lambda: tf.constant(True), every_value)
+    wide = [] if in_xla_context() else [values for values in large if values.dtype in (tf.float32, tf.float64)]
+    if not wide:
+        return _every_value_is_finite([*small, *large])
+    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in wide])
+    others = [*small, *(values for values in large if values.dtype not in (tf.float32, tf.float64))]
+    proven = tf.logical_and(tf.math.is_finite(sums), _every_value_is_finite(others))
+    return tf.cond(proven, lambda: tf.constant(True), lambda: _every_value_is_finite([*small, *large]))
+
+
+def _every_value_is_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
+    flags = [tf.reduce_all(tf.math.is_finite(values)) for values in tensors]
+    if len(flags) == 1:
+        return flags[0]
+    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
 
 
 def nonfinite_kind(gradient: Any) -> tf.Tensor:
@@ -198,31 +213,7 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def _dense(gradient: Any) -> tf.Tensor:
-    """Return a gradient's values. Rows of IndexedSlices with the same index are added up."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
+def _sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
     values = gradient.values
     _, positions = tf.unique(tf.reshape(gradient.indices, [-1]))
     return tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])
-
-
-def _small_ones_together(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Concatenate the small tensors of each dtype and device, because each operation takes longer than their values."""
-    groups: dict[Any, list[tf.Tensor]] = {}
-    for values in tensors:
-        key = (values.dtype, values.device) if _is_small(values) else id(values)
-        groups.setdefault(key, []).append(values)
-    return [
-        group[0] if len(group) == 1 else tf.concat([tf.reshape(values, [-1]) for values in group], 0)
-        for group in groups.values()
-    ]
-
-
-def _is_small(values: tf.Tensor) -> bool:
-    size = values.shape.num_elements()
-    return size is not None and size <= _SMALL
-
-
-def _is_wide(values: tf.Tensor) -> bool:
-    return values.dtype in (tf.float32, tf.float64)

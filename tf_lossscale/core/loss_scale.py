@@ -158,22 +158,23 @@ class LossScale(Variables):
         """
         if tf.distribute.in_cross_replica_context():
             raise replicas.not_in_replica_context("step")
-        gradients, skip = list(gradients), skip or (lambda: None)
-        self._create_counts()
+        gradients, functions = list(gradients), (apply, skip or (lambda: None), observe)
         with replicas.explaining_refused_merge_calls():
             if aggregate:
                 gradients = replicas.sum_over_replicas(gradients)
             if not self.may_skip:
                 updates = apply(gradients)
                 return True if tf.executing_eagerly() else updates
-            to_check = gradients
-            if not aggregate and replicas.several_replicas():
-                to_check = self._agreed(gradients)
-
-            def finish(gradients: list[Any], to_check: list[Any]) -> Any:
-                return self._apply_or_skip(gradients, to_check, apply, skip, observe)
-
-            return _compiled(finish, gradients, to_check) if jit_compile else finish(gradients, to_check)
+            # All replicas look before any of them creates the variables, so either all or none of them call `once`.
+            if self._is_missing("total_steps"):
+                replicas.once(self.prepare)
+            # Gradients that the caller has summed may differ between the replicas.
+            agrees = aggregate or not replicas.several_replicas()
+            to_check = gradients if agrees else self._agreed(gradients)
+            if jit_compile:
+                finish = lambda own, checked: self._apply_or_skip(own, checked, *functions)  # noqa: E731
+                return _compiled(finish, gradients, to_check)
+            return self._apply_or_skip(gradients, to_check, *functions)
 
     def _apply_or_skip(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
         if not replicas.uses_merge_call():
@@ -195,7 +196,7 @@ class LossScale(Variables):
 
         def record() -> list[Any]:
             moved = self.move(applied)
-            if self._is_overridden("move") and not (operations(moved) or runs_in_order()):
+            if not tf.executing_eagerly() and self._overrides("move") and not (operations(moved) or runs_in_order()):
                 raise TypeError(
                     f"{type(self).__name__}.move() must return the results of `assign` in a TF1 graph, where a session "
                     f"runs nothing else, but returned: {moved!r}."
@@ -246,7 +247,7 @@ class LossScale(Variables):
         [kinds] = replicas.all_reduce([tf.stack([gradients_lib.nonfinite_kind(g) for g in present])])
         each = iter(tf.unstack(kinds))
         agreed = [None if gradient is None else next(each) for gradient in gradients]
-        if not self._is_overridden("check"):
+        if not self._overrides("check"):
             return agreed
 
         def with_kind(gradient: Any, kind: Any) -> Any:
@@ -281,9 +282,9 @@ class LossScale(Variables):
     @property
     def may_skip(self) -> bool:
         """Whether a step may be skipped: whether the class overrides `check` or `move`. Otherwise neither is called."""
-        return self._is_overridden("check") or self._is_overridden("move")
+        return self._overrides("move") or self._overrides("check")
 
-    def _is_overridden(self, method: str) -> bool:
+    def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(LossScale, method)
 
     # The counts. ------------------------------------------------------------------------------------------------
@@ -307,11 +308,6 @@ class LossScale(Variables):
         """Create the variables that a step changes. A step calls this method in the cross-replica context."""
         if self.may_skip:
             _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row
-
-    def _create_counts(self) -> None:
-        # All replicas look before any of them creates the variables, so either all or none of them call `once`.
-        if self.may_skip and self._is_missing("total_steps"):
-            replicas.once(self.prepare)
 
     def _count(self, applied: bool) -> list[Any]:
         counted = [add(self.total_steps, 1)]

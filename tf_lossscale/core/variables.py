@@ -74,7 +74,8 @@ class Variables(tf.Module):
 
     def _is_missing(self, name: str) -> bool:
         """Return whether the variable does not exist yet, or has no copies for the replicas."""
-        made = self._all().get(name)
+        graph = None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()
+        made = self._weights.get((graph, name))
         return made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made))
 
     @property

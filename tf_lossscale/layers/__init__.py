@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_lossscale.wrapper import families
+from tf_lossscale.families import registry as families
 
 
 def layers_of(layer: Any) -> Any:

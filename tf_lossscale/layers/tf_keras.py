@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.families import registry as families
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 tf_keras = library = keras_versions.keras_2()

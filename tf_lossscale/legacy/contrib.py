@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.adapters import tf1
 from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.rules import Rules
+from tf_lossscale.families import registry as families
+from tf_lossscale.families import tf1
 from tf_lossscale.legacy.private_names import Replaceable
-from tf_lossscale.wrapper import families
 
 
 class LossScaleManager(abc.ABC):

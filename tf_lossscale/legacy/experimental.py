@@ -16,11 +16,12 @@ import types
 from typing import Any
 
 from tf_lossscale import layers
+from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
 from tf_lossscale.libraries import import_hooks
-from tf_lossscale.wrapper import configs, families
+from tf_lossscale.wrapper import saving
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
 
@@ -78,7 +79,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         Returns:
             A new LossScaleOptimizer with a new inner optimizer.
         """
-        inner = copy.deepcopy(configs.inner_of(config))
+        inner = copy.deepcopy(saving.inner_of(config))
         config = copy.deepcopy({k: v for k, v in config.items() if k not in ("optimizer", "inner_optimizer")})
         of_inner: Any = families.wrapper_class_of_config(inner) if cls._family_class is None else cls
         optimizer = of_inner._family_class.from_config(inner, custom_objects)

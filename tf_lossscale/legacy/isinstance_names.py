@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_lossscale.wrapper import families
+from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 

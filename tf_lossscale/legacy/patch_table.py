@@ -23,10 +23,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import loss_scale, policy, stable
 from tf_lossscale.legacy.patches import Namespace, Patches, Put
 from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
-from tf_lossscale.wrapper import families
 
 
 def _names_in(module: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy.isinstance_names import WrapperName
 from tf_lossscale.legacy.patches import Patches, Put
 from tf_lossscale.legacy.policy import policies_of
-from tf_lossscale.wrapper import families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
 # The wrapper of each inner optimizer, and the loss scale of the policy when the wrapper was made. A model that is

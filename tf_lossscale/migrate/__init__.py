@@ -1,6 +1,6 @@
 """Migrates source code, checkpoints and models from old optimizers to current ones.
 
-`codemod` rewrites source code. `checkpoints` reads, restores and converts checkpoints and saved models.
+`codemod` rewrites source code. `checkpoints` reads and restores checkpoints and saved models.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ class _Probes:
         return watched
 
     def _enter(self, optimizer: Any) -> Any:
+        from tf_lossscale.families import registry as families
         from tf_lossscale.monitoring.probing import probe
-        from tf_lossscale.wrapper import families
 
         name = self._free_name(getattr(optimizer, "name", None) or type(optimizer).__name__)
         if families.scales_losses(optimizer) or families.is_wrapped(optimizer):

@@ -16,10 +16,10 @@ from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.graphs import do_not_convert
+from tf_lossscale.families import registry as families
+from tf_lossscale.families.family import Family
 from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.precision.report import PrecisionReport
-from tf_lossscale.wrapper import families
-from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.grads_and_vars import names_of, unzip
 from tf_lossscale.wrapper.readings import require_values
 

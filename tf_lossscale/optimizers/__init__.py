@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "Adafactor":
-        from tf_lossscale.wrapper import families
+        from tf_lossscale.families import registry as families
 
         module = families.MODULES[families.keras_of_tensorflow()]
         return importlib.import_module(f"tf_lossscale.optimizers.{module}").Adafactor

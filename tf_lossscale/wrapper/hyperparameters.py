@@ -1,14 +1,24 @@
-"""Access to the inner optimizer's hyperparameters through the wrapper."""
+"""Reads and sets, through the wrapper, the inner optimizer's hyperparameters and the rules of the loss scale."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.core.diagnosis import Diagnosis
+from tf_lossscale.core.exponents import Exponents
+from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.rules import KEYWORDS, Rules
+from tf_lossscale.core.variables import as_number
+from tf_lossscale.families.family import Family
 from tf_lossscale.types import State
-from tf_lossscale.wrapper.parts import Parts
+from tf_lossscale.wrapper.contract import Contract
+from tf_lossscale.wrapper.stall import Stall
 
 # Maps optimizer classes to the hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. A
 # newer optimizer gets the hyperparameters of the most similar older one.
@@ -50,6 +60,28 @@ def names(optimizer: object) -> tuple[str, ...]:
         if base.__name__ in _NAMES:
             return _NAMES[base.__name__]
     return ()
+
+
+class Parts:
+    """Declares the attributes that every wrapper has. Derived classes add the methods.
+
+    >>> Parts._family_class is None
+    True
+    """
+
+    #: The `Family` class for the optimizers that this wrapper class wraps, or None in a base class that all families
+    #: share.
+    _family_class: type[Family] | None = None
+
+    _optimizer: Any
+    _family: Family
+    _loss_scale: Any
+    _contract: Contract
+    _stall: Stall
+    _diagnosis: Diagnosis | None
+    _exponents: Exponents | None
+    _jit_compile: bool
+    _traced: bool
 
 
 class Delegating(Parts):
@@ -142,3 +174,91 @@ class Delegating(Parts):
     def _set_hyper(self, name: str, value: Any) -> None:
         self._warn_if_traced(name)
         setattr(self._optimizer, name, value)
+
+
+#: Maps each argument of `change_rules` to a field of `Rules`.
+_FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
+
+
+def setting(field: str, doc: str) -> Any:
+    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed.
+
+    >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
+    'The factor by which the scale grows.'
+
+    Args:
+        field: the name of a field of `Rules`.
+        doc: the property's docstring.
+    """
+    name = next(name for name, each in _FIELDS.items() if each == field)
+
+    def read(self: Any) -> Any:
+        return getattr(self._loss_scale.rules, field) if self.dynamic else None
+
+    def refuse(self: Any, value: Any) -> None:
+        raise AttributeError(f"`{name}` cannot be set as an attribute. Call optimizer.change_rules({name}={value!r}).")
+
+    return property(read, refuse, doc=doc)
+
+
+def change_rules(scale: LossScale, **changes: Any) -> None:
+    """Change the rules of a loss scale. If an argument is invalid, raise an error and change nothing.
+
+    Args:
+        scale: a dynamic loss scale.
+        **changes: the arguments of `LossScaleOptimizer.change_rules`.
+    """
+    unknown = [name for name in changes if name not in _FIELDS]
+    if unknown or not changes:
+        raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
+    names = ", ".join(f"`{name}`" for name in changes)
+    rules = vars(scale).get("rules")
+    # A loss scale or manager with an older API has no `Rules` object to change. Its rules are computed from its
+    # attributes.
+    if type(rules) is not Rules:
+        raise ValueError(
+            f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
+            "LossScaleOptimizer with the arguments you need; for a user-defined loss scale or manager, set its "
+            "attributes instead."
+        )
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{names} cannot be changed while a graph is being built. Call change_rules() between steps, outside of "
+            "tf.function, or pass the values to the constructor."
+        )
+    changed = dataclasses.replace(rules, **{_FIELDS[name]: value for name, value in changes.items()}).checked()
+    if changed.counts_overflows != rules.counts_overflows:
+        allowed = "at least 2" if rules.counts_overflows else "1"
+        raise ValueError(
+            f"`hysteresis` must stay {allowed} for this optimizer, but got: {changed.hysteresis!r}. A hysteresis above "
+            "1 needs a variable that counts overflows. Make a new LossScaleOptimizer with the hysteresis you need."
+        )
+    scale.rules = changed
+    for name, nearest in (("max_scale", min), ("min_scale", max)):
+        bound = getattr(changed, name)
+        # Only a bound that was changed is enforced. The scale may already violate the other bound, because the
+        # constructor accepts an `initial_scale` below `min_scale`.
+        if name in changes and bound is not None:
+            scale.initial_scale = nearest(scale.initial_scale, bound)
+            scale.current_loss_scale.assign(nearest(as_number(scale()), bound))
+
+
+def of_inner(method: Callable[..., Any]) -> Any:
+    """Return a method for a wrapper class that calls the inner optimizer's method of the same name.
+
+    >>> class Wrapper:
+    ...     _optimizer = [3, 1, 2]
+    ...     sort = of_inner(list.sort)
+    >>> Wrapper().sort(reverse=True)
+    >>> Wrapper._optimizer
+    [3, 2, 1]
+
+    Args:
+        method: a method of the inner optimizer's class. The returned method has its name, signature and docstring.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._optimizer, method.__name__)(*args, **kwargs)
+
+    return call

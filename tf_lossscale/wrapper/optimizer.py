@@ -16,12 +16,12 @@ from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
-from tf_lossscale.wrapper import arguments, contract, families, rule_settings
-from tf_lossscale.wrapper.configs import Configurable
+from tf_lossscale.families import registry as families
+from tf_lossscale.wrapper import arguments, contract, hyperparameters
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, names_of, require_fitting, tensors_of, unzip
-from tf_lossscale.wrapper.hyperparameters import Delegating
+from tf_lossscale.wrapper.hyperparameters import Delegating, setting
 from tf_lossscale.wrapper.readings import Observable
-from tf_lossscale.wrapper.rule_settings import setting
+from tf_lossscale.wrapper.saving import Configurable
 from tf_lossscale.wrapper.stall import Stall
 
 if TYPE_CHECKING:
@@ -517,23 +517,22 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 return [started, counted, [] if tf.executing_eagerly() else self._stall.in_graph(self)]
 
         compiles = self._jit_compile and self._compiles(gradients, variables)
+        counted = [] if self._exponents is None else self._count_by_exponent(gradients, variables, scaled)
         # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
-        with (
-            replicas.explaining_refused_merge_calls(),
-            tf.control_dependencies(self._count_by_exponent(gradients, variables, scaled)),
-        ):
+        with tf.control_dependencies(counted):
             if scaled:
                 gradients = family.unscale(gradients, self._contract.factor(self._current_factor), variables)
             aggregate = aggregate and family.sums_over_replicas
             if aggregate and family.reduces_itself(variables):
-                gradients, aggregate = family.reduce(gradients, variables), False
+                with replicas.explaining_refused_merge_calls():
+                    gradients, aggregate = family.reduce(gradients, variables), False
             return loss_scale.step(
                 gradients, apply, skip, aggregate, observe=self._observer(variables), jit_compile=compiles
             )
 
     def _count_by_exponent(self, gradients: list[Any], variables: list[Any], scaled: bool) -> list[tf.Operation]:
         """Count this replica's gradients by exponent, as they are while they are multiplied by the loss scale."""
-        if self._exponents is None or not gradients:
+        if self._exponents is None or not variables:
             return []
         if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in variables):
             raise ValueError(
@@ -788,7 +787,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
                 larger value or back to 1.
             RuntimeError: the method is called while a graph is being built.
         """
-        rule_settings.change(self._loss_scale, **rules)
+        hyperparameters.change_rules(self._loss_scale, **rules)
         for name in rules:
             self._warn_if_traced(name)
 

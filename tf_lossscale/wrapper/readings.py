@@ -13,7 +13,7 @@ from tf_lossscale.core.variables import as_number, value_or_zero
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.precision.counts import ExponentCounts
 from tf_lossscale.precision.report import PrecisionReport
-from tf_lossscale.wrapper.parts import Parts
+from tf_lossscale.wrapper.hyperparameters import Parts
 
 if TYPE_CHECKING:
     from tf_lossscale.types import State

@@ -1,4 +1,4 @@
-"""Reads, shows, restores and converts old checkpoints and models.
+"""Reads, shows and restores old checkpoints and models.
 
 The modules:
 
@@ -6,6 +6,7 @@ The modules:
 - `object_graphs`, `savers` and `keras_files` each read one family of formats. `read` chooses between them.
   `keras_order` finds the order of the variables in a `.keras` file.
 - `slots` contains the slot names of each library. `matching` pairs the variables in a file with the user's variables.
-- `restore` and `convert` are built on these modules. `saver_names` maps the variable names in a TensorFlow 1 file to
+- `targets` is access to the state of the optimizer to restore into, and `restore` is built on these modules.
+  `saver_names` maps the variable names in a TensorFlow 1 file to
   the variables of the current graph.
 """

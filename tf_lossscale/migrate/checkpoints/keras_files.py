@@ -15,8 +15,8 @@ from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.migrate.checkpoints import keras_order
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, UnreadableError, explaining_damage
-from tf_lossscale.wrapper.configs import STATE as _STATE
-from tf_lossscale.wrapper.configs import from_tf23
+from tf_lossscale.wrapper.saving import STATE as _STATE
+from tf_lossscale.wrapper.saving import from_tf23
 
 
 def read_archive(path: str) -> File:

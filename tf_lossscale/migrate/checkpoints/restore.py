@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tf_lossscale.families import registry as families
 from tf_lossscale.migrate.checkpoints import matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
-from tf_lossscale.wrapper import families
+from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer as AnyOptimizer
@@ -110,8 +111,8 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
-    family: Any = families.family_of(inner)
-    if family is None or family.optimizers is None:
+    target = target_of(inner)
+    if target is None:
         raise TypeError(
             f"`optimizer` must be an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: "
             f"{optimizer!r}. For an optimizer from tf.compat.v1.train, use "
@@ -120,29 +121,30 @@ def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -
     kind = _class_of(file, saved, inner)
     saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
     pairs = matching.pairs(file, variables)
-    notes = [*matching.notes(pairs), *_notes(saved, kind, inner, family)]
+    notes = [*matching.notes(pairs), *_notes(saved, kind, inner, target)]
     iterations = _iterations(file, saved, inner, notes)
     _check_count(file, "iterations", iterations)
     _check_count(file, "the counter", saved.counter)
     values = [(variable, tensor.value()) for tensor, variable in pairs]
     planned = _planned_slots(file, saved, kind, pairs, inner, notes)
+    family: Any = families.family_of(inner)
     if not family.is_built:
         builds = family if optimizer is inner else optimizer
         # Optimizers from tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
         build = getattr(builds, "build", None) or builds._create_all_weights
         build([variable for variable, _ in values if getattr(variable, "trainable", True)])
-    values += _places(file, family, inner, kind, planned, values, notes)
+    values += _places(file, target, inner, kind, planned, values, notes)
 
     # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
     for variable, value in values:
         variable.assign(value)
     if iterations is not None:
-        family.set_iterations(iterations)
+        target.set_iterations(iterations)
     if kind == "Nadam" and iterations is not None:
-        attribute, decay = family.nadam_product
+        attribute, decay = target.nadam_product
         getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
     if saved.learning_rate is not None:
-        rate = family.given_learning_rate()
+        rate = target.learning_rate()
         # If the given optimizer has a learning rate schedule, it keeps the schedule.
         if not callable(rate) or hasattr(rate, "assign"):
             inner.learning_rate = saved.learning_rate
@@ -234,13 +236,13 @@ def _planned_slots(
 
 
 def _places(
-    file: File, family: Any, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
+    file: File, target: Target, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
 ) -> list[tuple[Any, Any]]:
     """Return (optimizer variable, new value) pairs for all slots and for the moving averages of the variables."""
     places, missing = [], set()
     try:
         for slot, variable, value in planned:
-            place = family.slot(variable, slot, slot_names.ATTRIBUTES[kind][slot])
+            place = target.slot(variable, slot, slot_names.ATTRIBUTES[kind][slot])
             if place is None:
                 missing.add(slot)
             else:
@@ -248,7 +250,7 @@ def _places(
         if getattr(inner, "use_ema", False):
             for variable, value in values:
                 if getattr(variable, "trainable", True):
-                    places.append((family.slot(variable, "", "_model_variables_moving_average"), value))
+                    places.append((target.slot(variable, "", "_model_variables_moving_average"), value))
     except KeyError as error:
         raise ValueError(
             f"{file.path}: the given {type(inner).__name__} was not built for all of `variables`. Restore into a new "
@@ -284,9 +286,9 @@ def _iterations(file: File, saved: Optimizer, inner: Any, notes: list[str]) -> i
     return saved.iterations
 
 
-def _notes(saved: Optimizer, kind: str, inner: Any, family: Any) -> list[str]:
+def _notes(saved: Optimizer, kind: str, inner: Any, target: Target) -> list[str]:
     notes = []
-    old, new = not saved.slots_are_lists, family.slots_are_lists
+    old, new = not saved.slots_are_lists, target.slots_are_lists
     other = not saved.of_tf1 and old == new
     momentum = saved.hyperparameters.get("momentum") or "momentum" in saved.slots
     same = kind == "RMSprop" and momentum

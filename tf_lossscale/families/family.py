@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import runs_in_order
-from tf_lossscale.wrapper import options as options_lib
+from tf_lossscale.wrapper import arguments as options_lib
 from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
 
 if TYPE_CHECKING:
@@ -238,43 +238,6 @@ class Family(abc.ABC):
     def parts_changed(self) -> Any:
         """If the library caches a list of the objects that the optimizer tracks, delete this list."""
         return None
-
-    # Restoring, for `migrate`. ----------------------------------------------------------------------------------
-
-    #: The library's module that contains its optimizer classes, or None if `migrate` does not support this family.
-    optimizers: Any = None
-    #: The name by which users import the library's optimizer module, for example "tf.keras.optimizers".
-    optimizers_name = ""
-    #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas, as Keras 3 and
-    #: tf_keras do. False for optimizers that store slots and compute updates as TensorFlow 2.10 and older did.
-    slots_are_lists = True
-    #: A pair: the name of the attribute in which Nadam stores the product of its momentum coefficients, and the decay
-    #: of Nadam's momentum schedule.
-    nadam_product = ("_u_product", 1.0)
-
-    def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        """Return a variable's slot. If the slot does not exist, return None.
-
-        `name` is the slot's name in TensorFlow 2. `attribute` is the name of the attribute in which Keras 3 stores the
-        list of these slots, one for each variable.
-        """
-        del variable, name, attribute
-        raise NotImplementedError(
-            f"The Family class for {type(self.inner).__name__} must define slot(), which `migrate` calls."
-        )
-
-    def set_iterations(self, value: int) -> None:
-        """Set the optimizer's step count."""
-        self.inner.iterations.assign(value)
-
-    def given_learning_rate(self) -> Any:
-        """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
-        return getattr(self.inner, "_learning_rate", None)
-
-    @staticmethod
-    def with_layer_names(objects: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """Add this library's layer and weight names to a checkpoint's object tree, and return the tree."""
-        return objects
 
 
 class _Applying(threading.local):

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_lossscale.wrapper import families
-from tf_lossscale.wrapper.family import Family, require_answers
+from tf_lossscale.families import registry
+from tf_lossscale.families.family import Family, require_answers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 FamilyClass = TypeVar("FamilyClass", bound=type[Family])
@@ -57,7 +57,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
             f"{family.optimizer_class!r}."
         )
     require_answers(family, family.__abstractmethods__, f"optimizers of class {family.optimizer_class.__name__}")
-    families.REGISTERED[family.optimizer_class] = wrapper_class(family)
+    registry.REGISTERED[family.optimizer_class] = wrapper_class(family)
     return family
 
 

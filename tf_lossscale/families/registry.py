@@ -16,7 +16,7 @@ from tf_lossscale.libraries import keras_versions
 class _Row(NamedTuple):
     """An optimizer family.
 
-    `adapter` is the name of the adapter's module in `adapters/`. An optimizer belongs to the family if one of its base
+    `adapter` is the name of the adapter's module in `families/`. An optimizer belongs to the family if one of its base
     classes is named `base`, comes from `library`, and is defined in a module whose name starts with `module`. Names are
     compared, so that no library has to be imported. `shown` is the family's name in error messages. `wrote` takes
     a serialized optimizer's module and its config's keys, and returns whether only this family writes such a config.
@@ -77,8 +77,8 @@ def family_of(optimizer: Any) -> Any:
     """Return an optimizer's `Family` object. If the optimizer belongs to no known family, return None.
 
     >>> import tensorflow as tf
-    >>> family_of(tf.keras.optimizers.SGD(0.5)).optimizers_name
-    'tf.keras.optimizers'
+    >>> type(family_of(tf.keras.optimizers.SGD(0.5))).__module__
+    'tf_lossscale.families.keras3'
     >>> family_of(3) is None
     True
 
@@ -103,12 +103,12 @@ def wrapper_class_in(adapter: str) -> type:
     'LossScaleOptimizer'
 
     Args:
-        adapter: the name of a module in `adapters/`, for example "keras3".
+        adapter: the name of a module in `families/`, for example "keras3".
 
     Returns:
         A subclass of `tf_lossscale.LossScaleOptimizer`.
     """
-    return importlib.import_module(f"tf_lossscale.adapters.{adapter}").LossScaleOptimizer
+    return importlib.import_module(f"tf_lossscale.families.{adapter}").LossScaleOptimizer
 
 
 def library_in(module: str) -> str:
@@ -149,7 +149,7 @@ def wrapper_class_of_config(config: dict[str, Any]) -> type:
     The optimizer's family is recognized by its module, or by config keys that only one family writes.
 
     >>> wrapper_class_of_config({"config": {"is_legacy_optimizer": False}}).__module__
-    'tf_lossscale.adapters.tf_keras'
+    'tf_lossscale.families.tf_keras'
 
     Args:
         config: a serialized optimizer. If several families could have written it, the `tf.keras.optimizers` family is
@@ -178,7 +178,7 @@ def keras_of_tensorflow() -> str:
 # this name for that package.
 _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 
-#: Maps each Keras library to the name of this package's modules for it, such as `adapters/keras3.py`.
+#: Maps each Keras library to the name of this package's modules for it, such as `families/keras3.py`.
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
@@ -197,7 +197,7 @@ def require_wrapper_class(inner_optimizer: Any) -> Any:
 
     >>> import tensorflow as tf
     >>> require_wrapper_class(tf.keras.optimizers.SGD()).__module__
-    'tf_lossscale.adapters.keras3'
+    'tf_lossscale.families.keras3'
 
     Args:
         inner_optimizer: the optimizer to wrap.

@@ -11,12 +11,12 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.layers.keras3 import with_layer_names
+from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import family, hyperparameters, optimizer
-from tf_lossscale.wrapper import options as options_lib
+from tf_lossscale.wrapper import arguments as options_lib
+from tf_lossscale.wrapper import hyperparameters, optimizer
 from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of
-from tf_lossscale.wrapper.parts import of_inner
+from tf_lossscale.wrapper.hyperparameters import of_inner
 
 keras: Any = keras_versions.keras_3()
 
@@ -24,14 +24,11 @@ keras: Any = keras_versions.keras_3()
 class Family(family.Family):
     """The adapter for Keras 3's optimizers."""
 
-    optimizers = keras.optimizers
-    optimizers_name = "tf.keras.optimizers"
     options = tuple(options_lib.DEFAULTS)
     delegated = (
         *(name for name in options if name not in ("name", "loss_scale_factor")),
         *("_iterations", "_learning_rate"),
     )
-    with_layer_names = staticmethod(with_layer_names)
 
     def __init__(self, inner: Any):
         super().__init__(inner)
@@ -199,12 +196,8 @@ class Family(family.Family):
         _sum_once(new)
         return new
 
-    def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        del name
-        slots = getattr(self.inner, attribute, None)
-        return slots[self.inner._get_variable_index(variable)] if slots else None
-
     def set_iterations(self, value: int) -> None:
+        """Set the step count."""
         # With gradient accumulation, `_iterations` counts micro-steps, whereas `iterations` counts complete steps.
         self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
-from tf_lossscale.wrapper import family, optimizer
-from tf_lossscale.wrapper.parts import of_inner
+from tf_lossscale.families import family
+from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper.hyperparameters import of_inner
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 
@@ -54,9 +55,6 @@ class Family(family.Family):
     def learning_rate_name(self) -> str:
         """The name of the attribute in which the inner optimizer stores its learning rate."""
         return "_lr" if hasattr(self.inner, "_lr") else "_learning_rate"
-
-    def given_learning_rate(self) -> Any:
-        return getattr(self.inner, self.learning_rate_name, None)
 
 
 class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):

@@ -10,11 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, variables
+from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import configs, family, optimizer
+from tf_lossscale.wrapper import optimizer, saving
+from tf_lossscale.wrapper.arguments import CLIPS
 from tf_lossscale.wrapper.grads_and_vars import without_none
-from tf_lossscale.wrapper.options import CLIPS
-from tf_lossscale.wrapper.parts import of_inner
+from tf_lossscale.wrapper.hyperparameters import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -38,10 +39,6 @@ variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 class Family(family.Family):
     """The adapter for `tf_keras.optimizers.legacy`."""
 
-    optimizers = tf_keras.optimizers.legacy
-    optimizers_name = f"{tf_keras.__name__}.optimizers.legacy"
-    slots_are_lists = False
-    nadam_product = ("_m_cache", 0.004)
     takes_empty_steps = True
     returns_operations = True
     slots_need_gradients = True
@@ -112,15 +109,8 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        config = configs.by_registered_name(config, tf_keras.saving)
+        config = saving.by_registered_name(config, tf_keras.saving)
         return tf_keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
-
-    def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        del attribute
-        return self.inner.get_slot(variable, name) if name in self.inner.get_slot_names() else None
-
-    def given_learning_rate(self) -> Any:
-        return self.inner._hyper["learning_rate"]
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")

@@ -12,9 +12,9 @@ from absl import logging
 from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale
 from tf_lossscale.core.rules import KEYWORDS
-from tf_lossscale.wrapper import families
+from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper.contract import Contract
-from tf_lossscale.wrapper.parts import Parts
+from tf_lossscale.wrapper.hyperparameters import Parts
 
 #: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
 #: being saved.

@@ -9,7 +9,8 @@ from typing import Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale.wrapper import family, optimizer
+from tf_lossscale.families import family
+from tf_lossscale.wrapper import optimizer
 
 
 class Family(family.Family):

@@ -12,10 +12,11 @@ import tensorflow as tf
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
+from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import configs, family, hyperparameters, optimizer
-from tf_lossscale.wrapper.options import CLIPS
-from tf_lossscale.wrapper.parts import of_inner
+from tf_lossscale.wrapper import hyperparameters, optimizer, saving
+from tf_lossscale.wrapper.arguments import CLIPS
+from tf_lossscale.wrapper.hyperparameters import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 
@@ -23,8 +24,6 @@ tf_keras: Any = keras_versions.keras_2()
 class Family(family.Family):
     """The adapter for `tf_keras.optimizers`."""
 
-    optimizers = tf_keras.optimizers
-    optimizers_name = f"{tf_keras.__name__}.optimizers"
     options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
     # The wrapper delegates `name`, because tf_keras includes the name in the warning that it logs if a saved file does
     # not fit the optimizer.
@@ -131,7 +130,7 @@ class Family(family.Family):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: dict[str, Any] | None) -> Any:
-        config = configs.by_registered_name(config, tf_keras.saving)
+        config = saving.by_registered_name(config, tf_keras.saving)
         # Keras 2 cannot look up its own Lion and Adafactor by name. In TensorFlow 2.15, it cannot look up AdamW either.
         classes = {name: getattr(tf_keras.optimizers, name) for name in ("Adafactor", "AdamW", "Lion")}
         classes.update(custom_objects or {})
@@ -143,11 +142,6 @@ class Family(family.Family):
         strategy = self.inner._distribution_strategy
         memo[id(strategy)] = strategy
         return super().copied(memo)
-
-    def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        del name
-        slots = getattr(self.inner, attribute, None)
-        return slots[self.inner._index_dict[self.inner._var_key(variable)]] if slots else None
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale")
