@@ -46,7 +46,6 @@ HEAVY = (
     "sonnet",
     "matplotlib",
     "sklearn",
-    "libcst",
     "tqdm",
 )
 

@@ -8,7 +8,7 @@ from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, policies
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.rules import LEFT, MODERN, Rules, legacy_module
-from tf_lossscale.migrate.codemod.scopes import Variable, module_of, string
+from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
 _STAYS = "{} stays because not every use of it could be rewritten."
@@ -30,22 +30,17 @@ class Imports:
 
     def apply(self) -> None:
         """Plan the edits to all imports, and import this package if the new code needs it."""
-        variables = {b.node: variable for variable, each in self._source.bindings.items() for b in each if b.dotted}
+        bindings = {b.node: (variable, b) for variable, bound in self._source.bindings.items() for b in bound}
         for statement in list(self._source.parents):
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 self._star(statement)
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-                new = [self._new(statement, alias, variables[alias]) for alias in statement.names]
+                new = [self._new(statement, alias, *bindings[alias]) for alias in statement.names]
                 self._write(statement, new)
-        if self._rules.names_package and not any(
-            "tf_lossscale" in self._bound_by(each) for each in self._source.tree.body
-        ):
+        imported = [alias for each in self._source.tree.body if isinstance(each, ast.Import) for alias in each.names]
+        is_imported = any(alias.name.startswith("tf_lossscale") and not alias.asname for alias in imported)
+        if self._rules.names_package and not is_imported:
             self._import_package()
-
-    def _bound_by(self, statement: ast.stmt) -> set[str]:
-        """Return the first parts of the modules that a statement imports under their own names."""
-        aliases = statement.names if isinstance(statement, ast.Import) else ()
-        return {alias.name.split(".", 1)[0] for alias in aliases if not alias.asname}
 
     def _import_package(self) -> None:
         """Import this package after the docstring and the imports at the beginning of the file."""
@@ -86,12 +81,11 @@ class Imports:
         start = self._source.span(statement)[0] - self._source.start_of_line(statement.lineno)
         return "; " if line[:start].strip() else f"{self._source.newline}{line[:start]}"
 
-    def _new(self, statement: ast.Import | ast.ImportFrom, alias: ast.alias, variable: Variable) -> str | None:
+    def _new(
+        self, statement: ast.Import | ast.ImportFrom, alias: ast.alias, variable: Variable, binding: Binding
+    ) -> str | None:
         """Return the new import of a name: the same import if it stays, or None if it is removed."""
-        old, dotted = _statement(statement, alias), alias.name
-        if isinstance(statement, ast.ImportFrom):
-            module = module_of(statement)
-            dotted = f"{module}{alias.name}" if module.endswith(".") else f"{module}.{alias.name}"
+        old, dotted = _statement(statement, alias), alias.name if isinstance(statement, ast.Import) else binding.dotted
         name, bound = names.canonical(dotted), variable[1]
         is_known = name in {*table.OLD, *names.EMPTIED}
         bindings = self._source.bindings[variable]

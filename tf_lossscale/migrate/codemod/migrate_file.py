@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 from typing import NamedTuple
 
+from tf_lossscale.migrate.codemod import policies, strategies, unseen
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.imports import Imports
-from tf_lossscale.migrate.codemod.policies import report_reads
 from tf_lossscale.migrate.codemod.report import TODO, Finding
 from tf_lossscale.migrate.codemod.rules import Rules
 from tf_lossscale.migrate.codemod.source import TOO_DEEP, Source
-from tf_lossscale.migrate.codemod.unseen import Unseen
 from tf_lossscale.migrate.codemod.uses import ALONE, Around, Uses
 
 _BUG = "the file was not changed, because the rewrite would {}. Please report this as a bug"
@@ -54,8 +53,9 @@ def _migrated(content: bytes, around: Around) -> Outcome:
     edits = Edits(source)
     rules = Rules(source, edits)
     rules.apply()
-    report_reads(source, edits)
-    Unseen(source, edits).apply()
+    policies.report_reads(source, edits)
+    unseen.report(source, edits)
+    strategies.rename_run(source, edits)
     Imports(source, edits, rules).apply()
     text, findings = edits.finish()
     result = text.encode(source.encoding)

@@ -53,12 +53,6 @@ IN_COPY = (
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
 )
 
-# Attributes of the old loss scale object. A tensor has none of them.
-STATE = {
-    *("_current_loss_scale", "_increment_period", "_initial_loss_scale", "_multiplier", "_num_good_steps", "counter"),
-    *("current_loss_scale", "get_config", "increment_period", "initial_loss_scale", "multiplier", "update"),
-}
-
 # The old name of the `run` method of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
 

@@ -71,19 +71,19 @@ def need_scale(source: Uses) -> bool:
         source: the file.
     """
     scales = [scale for use in source.uses if (scale := scale_of(source, use))]
-    reads = (node for node in source.parents if _is_read(node) and _is_made_here(source, node))
-    return any(True for _ in reads) or not all(has_default_scale(*scale) for scale in scales)
+    reads = (_is_read(node) and _is_made_here(source, node) for node in source.nodes(ast.Attribute))
+    return any(reads) or not all(has_default_scale(*scale) for scale in scales)
 
 
-def _is_read(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in _OF_OLD_POLICIES and isinstance(node.ctx, ast.Load)
+def _is_read(node: ast.Attribute) -> bool:
+    return node.attr in _OF_OLD_POLICIES and isinstance(node.ctx, ast.Load)
 
 
-def _is_made_here(source: Uses, read: ast.AST) -> bool:
+def _is_made_here(source: Uses, read: ast.Attribute) -> bool:
     """Return whether an attribute is read from a policy that this file makes with an old name."""
-    policy = read.value if isinstance(read, ast.Attribute) else read
-    is_made = isinstance(policy, ast.Call) or (isinstance(policy, ast.Name) and policy.id in source.policies)
-    return bool(source.roles & ROLES) and is_made and source.is_policy(policy)
+    policy = read.value
+    is_made = isinstance(policy, ast.Call) or (isinstance(policy, ast.Name) and policy.id in source.state.policies)
+    return bool(source.roles & ROLES) and is_made and source.state.is_policy(policy)
 
 
 def report_reads(source: Uses, edits: Edits) -> None:
@@ -93,8 +93,8 @@ def report_reads(source: Uses, edits: Edits) -> None:
         source: the file.
         edits: receives the findings.
     """
-    for node in source.parents:
-        if not _is_read(node) or not isinstance(node, ast.Attribute) or _is_made_here(source, node):
+    for node in source.nodes(ast.Attribute):
+        if not _is_read(node) or _is_made_here(source, node):
             continue
         policy = source.code(node.value)
         name = policy.rsplit(".", 1)[-1].lower()
@@ -135,6 +135,6 @@ def report_scale(source: Uses, edits: Edits, call: ast.Call, arguments: list[Arg
         at: the index of the loss scale.
     """
     name = string(arguments[1 - at].value) if len(arguments) == 2 else None
-    compiles = any(isinstance(node, ast.Attribute) and node.attr == "compile" for node in source.parents)
+    compiles = any(node.attr == "compile" for node in source.nodes(ast.Attribute))
     if name in (None, "mixed_float16") and not has_default_scale(arguments, at) and (compiles or not source.constructs):
         edits.notice(call, _DOES_NOT_READ)

@@ -23,6 +23,8 @@ MODERN, LEGACY, LEFT = "modern", "legacy", "left"
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
 )
+_COMPARED = "the type of a wrapper is a subclass of its class: write isinstance()."
+_F_STRING = "old names in f-strings are not changed. Compute the value before, and migrate again."
 _NO_EFFECT = "the rewritten code uses another name, so this assignment has no effect."
 _BACKEND = "this file does not import TensorFlow, so keras may run on another backend."
 # What the import of a wrapper class becomes, unless its uses stay.
@@ -61,6 +63,8 @@ class Rules:
             self._apply(use)
         for node in self.source.assigned:
             self._assigned(node)
+        for text in self.source.in_f_strings:
+            self.edits.todo(text, _F_STRING)
 
     # Variables. -----------------------------------------------------------------------------------------------------
 
@@ -72,16 +76,16 @@ class Rules:
 
     def _decided(self, variable: Variable) -> str:
         source, uses = self.source, self._of_variable.get(variable, [])
-        bound = {dotted for binding in source.bindings[variable] for dotted in source._of_binding(binding)}
+        bound = {dotted for binding in source.bindings[variable] for dotted in source.meanings(binding)}
         known = {names.canonical(dotted) for dotted in bound}
         if any(map(names.in_copy, bound)):
             return LEFT
         is_exported = source.is_exported(variable, len(source.names.get(variable, ())))
         if known & _WITH_SAME_NAMES:
             return LEGACY
+        roots = {source.root(use.node) for use in uses if use.rows}
+        is_value = any(name not in roots for name in source.names.get(variable, ()))
         if known & table.MODULES.keys():
-            roots = {source.root(use.node) for use in uses if use.rows}
-            is_value = any(name not in roots for name in source.names.get(variable, ()))
             is_left = any(not use.is_sure or self._is_refused(use) for use in uses)
             keeps = self.keeps_policies or source.keeps_old_state
             return LEGACY if is_exported or is_value or is_left or keeps else MODERN
@@ -89,7 +93,9 @@ class Rules:
         if not roles:
             return MODERN
         forms = [wrappers.form(source, use) for use in uses]
-        is_legacy = is_exported or UNKNOWN in bound or any(f.target == wrappers.WITH_OLD_ARGUMENTS for f in forms)
+        is_legacy = (
+            is_exported or is_value or UNKNOWN in bound or any(f.target == wrappers.WITH_OLD_ARGUMENTS for f in forms)
+        )
         if table.EXPERIMENTAL in roles and (is_legacy or self._has_legacy_value(variable)):
             return LEGACY if roles == {table.EXPERIMENTAL} or not uses else LEFT
         return LEFT if any(f.reason and source.called(u) for f, u in zip(forms, uses, strict=True)) else MODERN
@@ -133,8 +139,8 @@ class Rules:
         if new.reason and decision != LEGACY:
             self.edits.todo(node, new.reason)
         test = source.parents[node]
-        if isinstance(test, ast.Compare) and decision != LEFT and new.target:
-            self._type_test(test)
+        if isinstance(test, ast.Compare) and node is not test.left:
+            self.edits.todo(test, _COMPARED)
         alias = source.alias(node)
         target = new.target
         if alias and target == wrappers.WITH_OLD_ARGUMENTS and not (use.variable and isinstance(node, ast.Name)):
@@ -147,17 +153,6 @@ class Rules:
             self.edits.replace(span, *parts)
         if call and (new.changes or node in self.gone or source.root(node) in self.gone):
             self.edits.rewritten(call)
-
-    def _type_test(self, test: ast.Compare) -> None:
-        """Replace `type(x) is LossScaleOptimizer` with `isinstance`, because wrappers are instances of subclasses."""
-        tested, cls = test.left, test.comparators[0]
-        is_call = isinstance(tested, ast.Call) and self.source.is_builtin(tested.func, "type") and len(tested.args) == 1
-        if is_call or (isinstance(tested, ast.Attribute) and tested.attr == "__class__"):
-            asked = tested.args[0] if isinstance(tested, ast.Call) else tested.value  # type: ignore[attr-defined]
-            is_not = "not " if isinstance(test.ops[0], (ast.IsNot, ast.NotEq)) else ""
-            span = self.source.span
-            self.edits.replace(span(test), f"{is_not}isinstance(", span(asked), ", ", span(cls), ")")
-            self.edits.rewritten(test)
 
     def _policy(self, use: Use, decision: str | None) -> None:
         source, node, row = self.source, use.node, use.rows[0]

@@ -82,7 +82,9 @@ class Scopes(Source):
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             self._add(node, node.name, Binding(node))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            self._add(node, node.id, Binding(node, value=self._assigned(node)))
+            outer = self.parents[node]
+            value = outer.value if isinstance(outer, (ast.Assign, ast.AnnAssign)) else None
+            self._add(node, node.id, Binding(node, value=value))
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             self._add(node, node.name, Binding(node))
 
@@ -99,18 +101,6 @@ class Scopes(Source):
             self.stars.append(module_of(node))
         else:
             self._add(node, alias.asname or alias.name, Binding(alias, f"{_package(node)}{alias.name}"))
-
-    def _assigned(self, target: ast.Name) -> ast.expr | None:
-        """Return the value that is assigned to a name, or None if the name is one of several targets in a pattern."""
-        outer = self.parents[target]
-        if isinstance(outer, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
-            return outer.value
-        whole = self.parents[outer]
-        if isinstance(outer, ast.Tuple) and isinstance(whole, ast.Assign) and isinstance(whole.value, ast.Tuple):
-            values = whole.value.elts
-            is_starred = any(isinstance(each, ast.Starred) for each in (*values, *outer.elts))
-            return values[outer.elts.index(target)] if len(values) == len(outer.elts) and not is_starred else None
-        return None
 
     def variable(self, name: ast.Name) -> Variable | None:
         """Return the variable to which a name refers, or None if this file does not bind the name."""
@@ -139,8 +129,6 @@ class Scopes(Source):
     def _resolved(self, node: ast.AST) -> set[str]:
         if isinstance(node, ast.Attribute):
             return {d if d == UNKNOWN else f"{d}.{node.attr}" for d in self.dotted(node.value)}
-        if isinstance(node, ast.NamedExpr):
-            return set(self.dotted(node.value))
         if isinstance(node, ast.Call) and len(node.args) == 2 and self.is_builtin(node.func, "getattr"):
             attribute = string(node.args[1])
             return {f"{d}.{attribute}" for d in self.dotted(node.args[0]) if attribute and d != UNKNOWN} or {UNKNOWN}
@@ -151,9 +139,10 @@ class Scopes(Source):
             starred = {f"{module}.{node.id}" for module in self.stars}
             old = {dotted for dotted in starred if names.leads_to_old(dotted)}
             return old or {CUSTOMARY.get(node.id, UNKNOWN) if self.stars else UNKNOWN}
-        return {dotted for binding in self.bindings[variable] for dotted in self._of_binding(binding)}
+        return {dotted for binding in self.bindings[variable] for dotted in self.meanings(binding)}
 
-    def _of_binding(self, binding: Binding) -> frozenset[str]:
+    def meanings(self, binding: Binding) -> frozenset[str]:
+        """Return the qualified names that a binding gives to a variable."""
         if binding.dotted:
             return frozenset({binding.dotted})
         if isinstance(binding.value, ast.Constant) and binding.value.value is None:

@@ -10,7 +10,7 @@ import itertools
 import re
 import tokenize
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
@@ -21,6 +21,7 @@ _LAYOUT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 # The parser uses one object for all nodes of each of these types, so they have no place.
 _SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
+_Node = TypeVar("_Node", bound=ast.AST)
 #: The offsets of the first character of a piece of text, and of the character after it.
 Span = tuple[int, int]
 
@@ -81,10 +82,16 @@ class Source:
             children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, _SHARED)]
             waiting.extend((child, node) for child in reversed(children))
 
+    def nodes(self, kind: type[_Node]) -> list[_Node]:
+        """Return the nodes of one type, in the order of the source."""
+        return [node for node in self.parents if isinstance(node, kind)]
+
     def _offset(self, line: int, column: int) -> int:
         """Return the offset of a column that is counted in UTF-8 bytes."""
         text = self._lines[line - 1] if line <= len(self._lines) else ""
-        return self._starts[line - 1] + (column if text.isascii() else len(text.encode()[:column].decode()))
+        return self._starts[line - 1] + (
+            column if text.isascii() else len(text.encode()[:column].decode("utf-8", "ignore"))
+        )
 
     def span(self, node: ast.AST) -> Span:
         """Return the place of a node, without parentheses around it."""

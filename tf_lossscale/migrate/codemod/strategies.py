@@ -1,0 +1,42 @@
+"""Renames `experimental_run_v2`, a method of tf.distribute's strategies, to `run`, which takes the same arguments.
+
+No other class in TensorFlow had a method of this name, so the method is renamed on objects of every type. In a file
+that itself defines or assigns this name, the name is not changed.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.names import OLD_RUN
+from tf_lossscale.migrate.codemod.scopes import string
+from tf_lossscale.migrate.codemod.source import Source
+
+_STRING = f"strings are not changed. tf.distribute has no {OLD_RUN} any more: write run."
+_OWN = f"this file defines {OLD_RUN} and keeps it. Calls in other files become run. Rename it in this file, too."
+
+
+def rename_run(source: Source, edits: Edits) -> None:
+    """Plan the edits to one file.
+
+    Args:
+        source: the file.
+        edits: receives the edits.
+    """
+    uses = [node for node in source.nodes(ast.Attribute) if node.attr == OLD_RUN]
+    own = [node for node in source.parents if OLD_RUN in (getattr(node, "name", ""), getattr(node, "id", ""))]
+    own += [node for node in uses if isinstance(node.ctx, ast.Store)]
+    for node in own:
+        edits.notice(node, _OWN)
+    for constant in source.nodes(ast.Constant):
+        if string(constant) == OLD_RUN:
+            edits.notice(constant, _STRING)
+    for use in uses if not own else ():
+        outer = source.parents[use]
+        # `strategy.run = strategy.experimental_run_v2` is a fallback for TensorFlow versions without `run`.
+        is_here = source.code(use).endswith(OLD_RUN)  # not in some f-strings
+        if is_here and (not isinstance(outer, ast.Assign) or getattr(outer.targets[0], "attr", "") != "run"):
+            end = source.span(use)[1]
+            edits.replace((end - len(OLD_RUN), end), "run")
+            edits.rewritten(use)
