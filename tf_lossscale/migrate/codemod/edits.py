@@ -211,7 +211,7 @@ class Edits:
             if shift > 0:
                 self.insert(start, " " * shift)
             elif shift < 0:
-                self._edits.append(Edit(start, start - shift, ("",)))
+                self._edits.append(Edit(start, start + min(-shift, len(self._indent(number))), ()))
 
     def _moved_by(self, shifts: dict[int, int], bracket: int) -> int:
         """Return by how many columns the edits move a bracket."""

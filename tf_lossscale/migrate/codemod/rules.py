@@ -78,7 +78,8 @@ class Rules:
         source, uses = self.source, self._of_variable.get(variable, [])
         bound = {dotted for binding in source.bindings[variable] for dotted in source.meanings(binding)}
         known = {names.canonical(dotted) for dotted in bound}
-        if any(map(names.in_copy, bound)):
+        is_private = any(not use.rows for use in uses) and not all(map(names.is_gone, bound))
+        if any(map(names.in_copy, bound)) or (is_private and known & table.MODULES.keys()):
             return LEFT
         is_exported = source.is_exported(variable, len(source.names.get(variable, ())))
         if known & _WITH_SAME_NAMES:

@@ -157,7 +157,8 @@ class Source:
     def arguments(self, call: ast.Call) -> list[Argument]:
         """Return the arguments of a call, in the order of the source."""
         nodes: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=self.span)
-        return [self._argument(node, tokens) for node, tokens in zip(nodes, self._pieces(call), strict=True)]
+        ends = [self.span(node)[1] for node in nodes]
+        return [self._argument(node, tokens) for node, tokens in zip(nodes, self._pieces(call, ends), strict=True)]
 
     def removal(self, arguments: list[Argument], index: int) -> Span:
         """Return the span to remove together with an argument: its line if nothing else is on it, or a comma."""
@@ -177,8 +178,8 @@ class Source:
             return Argument(node.arg or "**", node.value, span, (tokens[2 if node.arg else 1][0], span[1]))
         return Argument(None, node, span, span)
 
-    def _pieces(self, call: ast.Call) -> list[list[Span]]:
-        """Return the tokens of each argument of a call, without comments and line breaks."""
+    def _pieces(self, call: ast.Call, ends: list[int]) -> list[list[Span]]:
+        """Return the tokens of the arguments of a call that end at these offsets, without comments and line breaks."""
         pieces: list[list[Span]] = [[]]
         depth = 0
         for start, end, token in self.tokens_in((self.span(call.func)[1], self.span(call)[1])):
@@ -189,7 +190,8 @@ class Source:
             depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
             if depth == 0:
                 break
-            if depth == 1 and token.string == ",":
+            # A `lambda` has commas of its own.
+            if depth == 1 and token.string == "," and start >= ends[len(pieces) - 1]:
                 pieces.append([])
             elif token.type not in _LAYOUT:
                 pieces[-1].append((start, end))
