@@ -142,11 +142,11 @@ class Rules:
         test = source.parents[node]
         if isinstance(test, ast.Compare) and node is not test.left:
             self.edits.todo(test, _COMPARED)
-        alias = source.alias(node)
+        alias = source.aliases.get(node)
         target = new.target
         if alias and target == wrappers.WITH_OLD_ARGUMENTS and not (use.variable and isinstance(node, ast.Name)):
             target = table.WRAPPER if self.decision(alias) == MODERN else target
-        if target is None or decision in (LEGACY, LEFT) or (use.roles == {table.OURS} and not new.changes):
+        if target is None or decision in (LEGACY, LEFT) or use.roles == {table.OURS}:
             return
         if not (isinstance(node, ast.Name) and use.variable and target in _IMPORTED):
             self._replace(use, target, report=call is None)
@@ -217,7 +217,7 @@ class Rules:
         parent = source.parents[node]
         if isinstance(parent, ast.Call) and node in parent.args and self._looked_up(use, parent, decision):
             return
-        alias = source.alias(node)
+        alias = source.aliases.get(node)
         if known & table.MODULES.keys():
             if alias and self.decision(alias) == MODERN and decision != LEGACY:
                 code = re.sub(r"\bmixed_precision\b.*", "mixed_precision", source.code(node))

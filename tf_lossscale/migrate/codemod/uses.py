@@ -162,10 +162,10 @@ class Uses(Scopes):
             if not isinstance(node, (ast.BinOp, ast.BoolOp, ast.List, ast.Subscript, ast.Tuple, ast.UnaryOp)):
                 return False
 
-    def alias(self, node: ast.AST) -> Variable | None:
-        """Return the variable to which an assignment gives an expression as another name, or None."""
-        bindings = ((variable, each) for variable, bound in self.bindings.items() for each in bound)
-        return next((variable for variable, each in bindings if each.value is node), None)
+    @functools.cached_property
+    def aliases(self) -> dict[ast.AST, Variable]:
+        """Maps the value of each assignment to the variable that it is assigned to."""
+        return {each.value: variable for variable, bound in self.bindings.items() for each in bound if each.value}
 
     def is_exported(self, variable: Variable, uses: int) -> bool:
         """Return whether other code may read a variable of this file: another file, a string, or a class's objects.

@@ -21,9 +21,9 @@ _EITHER = (
     f"{{}} may be either of two classes, which take different arguments. Write {table.WRAPPER} or {WITH_OLD_ARGUMENTS}."
 )
 _FITS_BOTH = f"the arguments fit both the old and the new class. Write {table.WRAPPER} or {names.HELPER}."
-_NUMBER = (
-    "a number as the second argument is a fixed scale in TensorFlow 2.3 and the initial scale in Keras 3. For a fixed "
-    "scale, write dynamic=False, initial_scale=N. For a scale that only starts at N, write initial_scale=N."
+_SECOND = (
+    "the second argument is a fixed scale in TensorFlow 2.3, `dynamic` in 2.4, and the initial scale in Keras 3. Write "
+    "dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N for a scale that only starts at N."
 )
 _SHARED = "two wrappers share one loss scale. Pass one tf_lossscale.SharedLossScale to both of them."
 _NO_MATCH = "the arguments do not match the signature (optimizer, loss_scale)."
@@ -52,6 +52,8 @@ def form(source: Uses, use: Use) -> Form:
         use: a use of a name whose roles are in `names.WRAPPERS`.
     """
     roles, call = use.roles - {table.OURS}, source.called(use)
+    if not roles:
+        return Form(table.WRAPPER)
     if roles == {table.CONTRIB}:
         return Form(table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB])
     if roles == {table.EXPERIMENTAL} and (source.keeps_old_state or not use.is_sure):
@@ -70,23 +72,26 @@ def form(source: Uses, use: Use) -> Form:
 
 def _called(source: Uses, arguments: list[Argument], roles: set[str]) -> Form:
     keywords = {argument.keyword for argument in arguments}
-    is_unpacked = bool(keywords & {"*", "**"})
     second = next((a for i, a in enumerate(arguments) if a.keyword == "dynamic" or (i == 1 and not a.keyword)), None)
     value = second.value if second else None
-    is_old = value is not None and (_is_dynamic(value) or is_number(value) or _is_scale(source, value))
-    if not is_unpacked and (keywords & {"loss_scale", "optimizer"} or is_old):
-        if roles == {table.STABLE} and value is not None and is_number(value):
-            raise Unprovable(_NUMBER)
-        return _with_old_arguments(source, arguments)
-    if roles == {table.EXPERIMENTAL}:
-        if is_unpacked:
-            raise Unprovable(_NO_MATCH)
-        return _with_old_arguments(source, arguments)
     is_flag = isinstance(value, ast.Constant) and isinstance(value.value, bool)
-    is_new = bool(keywords & {"dynamic", "initial_scale", "dynamic_growth_steps"}) or len(arguments) > 2
-    # A program for both classes may unpack a dict of arguments that depends on the version of TensorFlow. The codemod
-    # assumes that only the new class is called with `**`.
-    if table.EXPERIMENTAL not in roles or ("*" not in keywords and (value is None or is_flag or is_new)):
+    is_old = value is not None and (_is_dynamic(value) or is_number(value) or _is_scale(source, value))
+    if (
+        roles == {table.STABLE}
+        and second
+        and not (second.keyword or is_flag or (is_old and not is_number(second.value)))
+    ):
+        raise Unprovable(_SECOND)
+    if keywords & {"*", "**"}:
+        # A program for both classes may unpack a dict of arguments that depends on the version of TensorFlow. The
+        # codemod assumes that only the new class is called with `**`.
+        if roles != {table.EXPERIMENTAL} and "*" not in keywords and value is None:
+            return Form(table.WRAPPER)
+    elif roles == {table.EXPERIMENTAL} or keywords & {"loss_scale", "optimizer"} or is_old:
+        return _with_old_arguments(source, arguments)
+    elif (
+        table.EXPERIMENTAL not in roles or value is None or is_flag or len(arguments) > 2 or "initial_scale" in keywords
+    ):
         return Form(table.WRAPPER)
     raise Unprovable(_FITS_BOTH)
 
