@@ -87,7 +87,7 @@ class OldState:
             is_kept = isinstance(node.func, ast.Name) and node.func.id in self._kept
             if not node.args and not node.keywords and (is_kept or self._is_loss_scale(node.func)):
                 yield node.func
-            elif source.is_builtin(node.func, "isinstance") and self._is_loss_scale(node.args[0]):
+            elif source.is_builtin(node.func, "isinstance") and node.args and self._is_loss_scale(node.args[0]):
                 yield node.args[0]
             elif self._makes(node, _WRAPPERS):
                 given = (*node.args[1:], *(keyword.value for keyword in node.keywords))

@@ -78,13 +78,14 @@ class Rules:
         source, uses = self.source, self._of_variable.get(variable, [])
         bound = {dotted for binding in source.bindings[variable] for dotted in source.meanings(binding)}
         known = {names.canonical(dotted) for dotted in bound}
-        is_private = any(not use.rows for use in uses) and not all(map(names.is_gone, bound))
-        if any(map(names.in_copy, bound)) or (is_private and known & table.MODULES.keys()):
+        is_private = any(not use.rows and isinstance(use.node, ast.Attribute) for use in uses)
+        is_there = bool(known & table.MODULES.keys()) and not any(map(names.is_gone, bound))
+        if any(map(names.in_copy, bound)) or (is_private and is_there):
             return LEFT
         is_exported = source.is_exported(variable, len(source.names.get(variable, ())))
         if known & _WITH_SAME_NAMES:
             return LEGACY
-        roots = {source.root(use.node) for use in uses if use.rows}
+        roots = {source.root(use.node) for use in uses if use.rows or source.looked_up(use.node, use.dotted)}
         is_value = any(name not in roots for name in source.names.get(variable, ()))
         if known & table.MODULES.keys():
             is_left = any(not use.is_sure or self._is_refused(use) for use in uses)
@@ -137,6 +138,9 @@ class Rules:
     def _wrapper(self, use: Use, decision: str | None) -> None:
         source, node = self.source, use.node
         new, call = wrappers.form(source, use), source.called(use)
+        if decision == LEGACY and table.STABLE in use.roles:
+            # The variable may also be the current module, whose class is not the old one.
+            decision = None
         if new.reason and decision != LEGACY:
             self.edits.todo(node, new.reason)
         test = source.parents[node]
@@ -163,6 +167,9 @@ class Rules:
             policies.change_name(source, self.edits, call, is_old)
         if call and scale:
             policies.report_scale(source, self.edits, call, *scale)
+        if decision == LEGACY and isinstance(node, ast.Attribute) and node.attr == "set_global_policy":
+            # Only the current module had this name, to which the variable no longer leads.
+            self._replace(use, f"{names.EXPERIMENTAL}.set_policy")
         if decision in (LEGACY, LEFT):
             return
         if self.keeps_policies and not source.is_tested(node):

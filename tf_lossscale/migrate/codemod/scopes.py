@@ -83,7 +83,8 @@ class Scopes(Source):
             self._add(node, node.name, Binding(node))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             outer = self.parents[node]
-            value = outer.value if isinstance(outer, (ast.Assign, ast.AnnAssign)) else None
+            is_alias = isinstance(outer, ast.AnnAssign) or (isinstance(outer, ast.Assign) and len(outer.targets) == 1)
+            value = getattr(outer, "value", None) if is_alias else None
             self._add(node, node.id, Binding(node, value=value))
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             self._add(node, node.name, Binding(node))

@@ -130,7 +130,9 @@ class Uses(Scopes):
 
     def root(self, node: ast.AST) -> ast.Name | None:
         """Return the name at the beginning of a dotted name, or of `getattr(dotted name, ...)`."""
-        while isinstance(node, ast.Attribute) or (isinstance(node, ast.Call) and self.is_builtin(node.func, "getattr")):
+        while isinstance(node, ast.Attribute) or (
+            isinstance(node, ast.Call) and node.args and self.is_builtin(node.func, "getattr")
+        ):
             node = node.value if isinstance(node, ast.Attribute) else node.args[0]
         return node if isinstance(node, ast.Name) else None
 
