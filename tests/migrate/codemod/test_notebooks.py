@@ -2,9 +2,11 @@
 
 import json
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from tf_lossscale.migrate.codemod import files, report
+from tf_lossscale.migrate.codemod import files, notebooks, report
 
 
 def notebook(*cells, **layout):
@@ -127,3 +129,26 @@ def test_a_cell_that_ends_in_comments_is_migrated(tmp_path):
         "from tensorflow.keras.mixed_precision import experimental", "from tensorflow.keras import mixed_precision"
     )
     assert one.new == notebook(after.replace("set_policy", "set_global_policy"), "y = 2")
+
+
+LINES = (
+    "x = 1\n",
+    "%time x\n",
+    "!ls\n",
+    "for i in y:\n    !ls \\\n    -l\n",
+    "'é\\n'\n",
+    "# tf_lossscale: x\n",
+    "a?\n",
+    "\n",
+)
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.sampled_from(LINES), max_size=4).map("".join), max_size=4),
+    st.sampled_from([{}, {"indent": None}, {"ensure_ascii": True}, {"separators": (",", ":"), "indent": None}]),
+    st.booleans(),
+)
+def test_any_notebook_that_is_put_together_again_is_the_same(cells, layout, ends):
+    content = notebook(*(cell if ends else cell.rstrip("\n") for cell in cells), **layout)
+    joined = notebooks.Notebook(content)
+    assert joined.with_source(joined.source) == content

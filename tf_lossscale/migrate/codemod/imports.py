@@ -6,8 +6,9 @@ import ast
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, policies
+from tf_lossscale.migrate.codemod.decisions import LEFT, MODERN
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.rules import LEFT, MODERN, Rules, legacy_module
+from tf_lossscale.migrate.codemod.rules import Rules, legacy_module
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
@@ -112,7 +113,7 @@ class Imports:
             return None if is_unused else self._without_counterpart(statement, old, dotted, variable)
         if name == table.KERAS:
             return None if is_unused else old
-        decision = self._rules.decision(variable)
+        decision = self._rules.decisions.of(variable)
         if decision == LEFT:
             self._edits.notice(statement, _STAYS.format(bound))
             return old
@@ -125,7 +126,7 @@ class Imports:
         target = row.new if decision == MODERN else table.WRAPPERS_WITH_OLD_ARGUMENTS.get(row.role, row.new)
         if row.role == table.CONTRIB:
             target = table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB]
-        if row.role in policies.ROLES and self._rules.keeps_policies:
+        if row.role in policies.ROLES and self._rules.decisions.keeps_policies:
             short = row.new.rpartition(".")[2].replace("set_global_policy", "set_policy")
             target = f"{names.EXPERIMENTAL}.{short}"
         elif target.startswith("keras."):

@@ -1,11 +1,4 @@
-"""Plans an edit or a finding for each use of an old name. The imports follow in `imports`.
-
-A variable that stands for an old name, such as an imported class, gets one new meaning for all of its uses:
-
-- MODERN: it becomes today's name, and its uses change with it.
-- LEGACY: it becomes the name in `tf_lossscale.legacy` that means the same as the old one, and its uses stay.
-- LEFT: it stays, because the meaning of a use is not certain. The use is reported.
-"""
+"""Plans an edit or a finding for each use of an old name. The imports follow in `imports`."""
 
 from __future__ import annotations
 
@@ -14,11 +7,9 @@ import re
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, policies, wrappers
+from tf_lossscale.migrate.codemod.decisions import LEFT, LEGACY, MODERN, Decisions
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Variable
 from tf_lossscale.migrate.codemod.uses import Use, Uses
-
-MODERN, LEGACY, LEFT = "modern", "legacy", "left"
 
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
@@ -30,8 +21,6 @@ _BACKEND = "this file does not import TensorFlow, so keras may run on another ba
 # What the import of a wrapper class becomes, unless its uses stay.
 _IMPORTED = (table.WRAPPER, table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB])
 _SET = {f"{table.KERAS}.set_global_policy": "set_policy"}
-# Modules of TensorFlow 1 and 2.0, for which `tf_lossscale.legacy` has a module with the same names.
-_WITH_SAME_NAMES = {module for module, new in table.MODULES.items() if new != table.KERAS}
 
 
 class Rules:
@@ -45,17 +34,12 @@ class Rules:
     def __init__(self, source: Uses, edits: Edits):
         self.source = source
         self.edits = edits
-        #: Whether the policies in this file keep their loss scales, in `tf_lossscale.legacy.experimental`.
-        self.keeps_policies = policies.need_scale(source)
+        #: The new meanings of the variables that stand for old names.
+        self.decisions = Decisions(source)
         #: The names at the beginning of replaced expressions. They no longer use their imports.
         self.gone: set[ast.AST | None] = set()
         #: Whether the new code contains a dotted name such as `tf_lossscale.LossScaleOptimizer`.
         self.names_package = False
-        self._of_variable: dict[Variable, list[Use]] = {}
-        for use in source.uses:
-            if use.variable:
-                self._of_variable.setdefault(use.variable, []).append(use)
-        self._decisions: dict[Variable, str] = {}
 
     def apply(self) -> None:
         """Plan the edits for all uses."""
@@ -66,58 +50,9 @@ class Rules:
         for text in self.source.in_f_strings:
             self.edits.todo(text, _F_STRING)
 
-    # Variables. -----------------------------------------------------------------------------------------------------
-
-    def decision(self, variable: Variable) -> str:
-        """Return the new meaning of a variable that stands for an old name: MODERN, LEGACY or LEFT."""
-        if variable not in self._decisions:
-            self._decisions[variable] = self._decided(variable)
-        return self._decisions[variable]
-
-    def _decided(self, variable: Variable) -> str:
-        source, uses = self.source, self._of_variable.get(variable, [])
-        bound = {dotted for binding in source.bindings[variable] for dotted in source.meanings(binding)}
-        known = {names.canonical(dotted) for dotted in bound}
-        is_private = any(not use.rows and isinstance(use.node, ast.Attribute) for use in uses)
-        is_there = bool(known & table.MODULES.keys()) and not any(map(names.is_gone, bound))
-        if any(map(names.in_copy, bound)) or (is_private and is_there):
-            return LEFT
-        is_exported = source.is_exported(variable, len(source.names.get(variable, ())))
-        if known & _WITH_SAME_NAMES:
-            return LEGACY
-        roots = {source.root(use.node) for use in uses if use.rows or source.looked_up(use.node, use.dotted)}
-        is_value = any(name not in roots for name in source.names.get(variable, ()))
-        if known & table.MODULES.keys():
-            is_left = any(not use.is_sure or self._is_refused(use) for use in uses)
-            keeps = self.keeps_policies or source.keeps_old_state
-            return LEGACY if is_exported or is_value or is_left or keeps else MODERN
-        roles = {table.OLD[name].role for name in known if name in table.OLD} & {table.STABLE, table.EXPERIMENTAL}
-        if not roles:
-            return MODERN
-        forms = [wrappers.form(source, use) for use in uses]
-        is_legacy = (
-            is_exported or is_value or UNKNOWN in bound or any(f.target == wrappers.WITH_OLD_ARGUMENTS for f in forms)
-        )
-        if table.EXPERIMENTAL in roles and (is_legacy or self._has_legacy_value(variable)):
-            return LEGACY if roles == {table.EXPERIMENTAL} or not uses else LEFT
-        return LEFT if any(f.reason and source.called(u) for f, u in zip(forms, uses, strict=True)) else MODERN
-
-    def _is_refused(self, use: Use) -> bool:
-        return bool(use.roles & names.WRAPPERS) and not wrappers.form(self.source, use).target
-
-    def _has_legacy_value(self, variable: Variable) -> bool:
-        """Return whether a variable is an alias of another variable, whose uses stay."""
-        values = [binding.value for binding in self.source.bindings[variable]]
-        aliased = [use for use in self.source.uses if use.node in values and use.variable]
-        return any(
-            isinstance(use.node, ast.Name) or self.decision(use.variable) == LEGACY for use in aliased if use.variable
-        )
-
-    # Uses. ----------------------------------------------------------------------------------------------------------
-
     def _apply(self, use: Use) -> None:
         source, node = self.source, use.node
-        decision = self.decision(use.variable) if use.variable else None
+        decision = self.decisions.of(use.variable) if use.variable else None
         if any(map(names.in_copy, use.dotted)):
             root = source.root(node)
             if not root or not any(map(names.in_copy, source.dotted(root))):
@@ -149,7 +84,7 @@ class Rules:
         alias = source.aliases.get(node)
         target = new.target
         if alias and target == wrappers.WITH_OLD_ARGUMENTS and not (use.variable and isinstance(node, ast.Name)):
-            target = table.WRAPPER if self.decision(alias) == MODERN else target
+            target = table.WRAPPER if self.decisions.of(alias) == MODERN else target
         if target is None or decision in (LEGACY, LEFT) or use.roles == {table.OURS}:
             return
         if not (isinstance(node, ast.Name) and use.variable and target in _IMPORTED):
@@ -162,7 +97,7 @@ class Rules:
     def _policy(self, use: Use, decision: str | None) -> None:
         source, node, row = self.source, use.node, use.rows[0]
         call, scale = source.called(use), policies.scale_of(source, use)
-        is_old = self.keeps_policies or decision in (LEGACY, LEFT)
+        is_old = self.decisions.keeps_policies or decision in (LEGACY, LEFT)
         if call:
             policies.change_name(source, self.edits, call, is_old)
         if call and scale:
@@ -172,12 +107,12 @@ class Rules:
             self._replace(use, f"{names.EXPERIMENTAL}.set_policy")
         if decision in (LEGACY, LEFT):
             return
-        if self.keeps_policies and not source.is_tested(node):
+        if self.decisions.keeps_policies and not source.is_tested(node):
             if not (use.variable and isinstance(node, ast.Name)):
                 self._replace(use, f"{names.EXPERIMENTAL}.{_SET.get(row.new, row.new.rpartition('.')[2])}")
             return
         self._rename_policy(use, row.new.rpartition(".")[2])
-        if call and scale and not self.keeps_policies:
+        if call and scale and not self.decisions.keeps_policies:
             self.edits.replace(source.removal(*scale))
             self.edits.rewritten(call)
 
@@ -226,7 +161,7 @@ class Rules:
             return
         alias = source.aliases.get(node)
         if known & table.MODULES.keys():
-            if alias and self.decision(alias) == MODERN and decision != LEGACY:
+            if alias and self.decisions.of(alias) == MODERN and decision != LEGACY:
                 code = re.sub(r"\bmixed_precision\b.*", "mixed_precision", source.code(node))
                 self.edits.replace(source.span(node), code.replace("tensorflow.python.keras", "tensorflow.keras"))
                 self.edits.rewritten(node)
