@@ -109,9 +109,9 @@ class Imports:
         name, bound = names.canonical(dotted), variable[1]
         uses, remain = self._uses(variable)
         is_unused = not remain and not self._source.is_exported(variable, uses)
-        if name in names.PRIVATE:
-            return None if is_unused else self._without_counterpart(statement, old, dotted, variable)
-        if name == table.KERAS:
+        if name in names.PRIVATE and names.is_gone(dotted) and not is_unused:
+            return self._without_counterpart(statement, old, dotted, variable)
+        if name == table.KERAS or name in names.PRIVATE:
             return None if is_unused else old
         decision = self._rules.decisions.of(variable)
         if decision == LEFT:
@@ -134,13 +134,14 @@ class Imports:
         return _from(target, bound)
 
     def _without_counterpart(self, statement: ast.stmt, old: str, dotted: str, variable: Variable) -> str | None:
-        is_requested = bool({variable[1], "*"} & self._source.around.requested) or variable[1] in self._source.quoted
+        """Return the new import of a name or private module that no longer exists."""
         remain = self._uses(variable)[1]
-        if not remain and names.is_gone(dotted) and not is_requested:
-            return None
         # The remaining uses of a module are reported where they are.
-        if names.is_gone(dotted) and not (remain and names.canonical(dotted) in names.PRIVATE):
-            self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
+        if remain and names.canonical(dotted) in names.PRIVATE:
+            return old
+        if not remain and not self._source.is_exported(variable, uses=1):
+            return None
+        self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
         return old
 
     def _star(self, statement: ast.ImportFrom) -> None:
