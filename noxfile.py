@@ -42,7 +42,7 @@ TESTS = {
     ),
 }
 ALONE = ("hypothesis", "pytest", "pytest-timeout")
-ALL = (".[train,migrate,plot,sonnet]", "h5py", "tensorboard", *ALONE)
+ALL = (".[train,plot,sonnet]", "h5py", "tensorboard", *ALONE)
 
 CELLS = [
     nox.param(python, tensorflow, libraries, id=f"{tensorflow}-{python}-{libraries}")
@@ -97,16 +97,8 @@ def libraries(session, tensorflow):
     session.run("python", "-m", "pytest", "-q", "-rs", "tests/libraries/test_trials.py", env={"PYTHONPATH": "."})
 
 
-@nox.session(python="3.11")
-@nox.parametrize("version", [nox.param("==1.1.0", id="oldest"), nox.param(">=1.1.0", id="newest")])
-def libcst(session, version):
-    """Tests `tf-lossscale migrate` with the oldest LibCST that setup.cfg allows, and the newest."""
-    session.install("tensorflow==2.21.*", "tf-keras==2.21.*", ".[migrate]", f"libcst{version}", *ALONE)
-    session.run("python", "-m", "pytest", "-q", "tests/migrate/codemod", env={"PYTHONPATH": "."})
-
-
 # The extras of setup.cfg that the doctests, the contract tests and the demo need.
-EXTRAS = "migrate,plot,probability,sonnet,tf-keras,train"
+EXTRAS = "plot,probability,sonnet,tf-keras,train"
 # The contract tests, which `installed` runs for Keras 3's optimizers without distribution strategies.
 PROMISES = ("tests/wrapper/test_contract.py", "tests/wrapper/test_optimizer.py", "tf_function_tests/test_promises.py")
 

@@ -39,7 +39,6 @@ def test_every_command_has_help_of_its_own_that_fits_into_80_columns(command, ca
 
 
 SENTENCES = [
-    (["migrate", "--jobs", "x", "old.py"], "argument --jobs: must be a whole number that is at least 1, but got: x"),
     (["plot", "nologs"], "nologs does not exist. Pass a folder."),
     (["plot", "old.py"], "old.py is a file. Pass a folder."),
     (["plot", "logs", "--out", "nodir/a.png"], "nodir does not exist. Pass a folder."),

@@ -269,7 +269,7 @@ for optimizers in (tf.keras.optimizers, tf.keras.optimizers.legacy):
 def test_keras_3_optimizers_need_none_of_the_optional_libraries():
     code = """
 import sys
-for name in ("tf_keras", "sonnet", "tensorflow_probability", "matplotlib", "sklearn", "libcst", "tqdm"):
+for name in ("tf_keras", "sonnet", "tensorflow_probability", "matplotlib", "sklearn", "tqdm"):
     sys.modules[name] = None
 import tensorflow as tf, tf_lossscale
 weight = tf.Variable(1.0)

@@ -44,7 +44,6 @@ HEAVY = (
     "sonnet",
     "matplotlib",
     "sklearn",
-    "libcst",
     "tqdm",
 )
 

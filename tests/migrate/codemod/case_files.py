@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import tempfile
 
-from tf_lossscale.migrate.codemod import project
-from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate
+from tf_lossscale.migrate.codemod import files, report
+from tf_lossscale.migrate.codemod.migrate_file import Outcome
 
 HERE = pathlib.Path(__file__).parent / "cases"
 
@@ -29,24 +30,25 @@ class Case:
 
     def migrated(self) -> dict[str, Outcome]:
         """What the codemod makes of the files before."""
-        return migrate_files(self.before)
-
-
-def others(sources: dict[str, str]) -> dict[str, project.Around]:
-    """What each file has to know of the other ones."""
-    linked = project.Project([f"/{name}" for name in sources], lambda path: sources[path[1:]].encode())
-    return {name: linked.around(f"/{name}") for name in sources}
-
-
-def migrate_files(sources: dict[str, str]) -> dict[str, Outcome]:
-    """Migrates files that know each other; the same files only once."""
-    return _migrated(tuple(sources.items()))
+        return migrate_files(frozenset(self.before.items()))
 
 
 @functools.cache
-def _migrated(sources: tuple[tuple[str, str], ...]) -> dict[str, Outcome]:
-    arguments = others(dict(sources))
-    return {name: migrate(source.encode(), arguments[name]) for name, source in sources}
+def migrate_files(sources: frozenset[tuple[str, str]]) -> dict[str, Outcome]:
+    """Migrates files that know each other; the same files only once."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {}
+        for name, source in sorted(sources):
+            paths[name] = pathlib.Path(folder, name)
+            paths[name].parent.mkdir(parents=True, exist_ok=True)
+            paths[name].write_bytes(source.encode())
+        reports = files.run([str(path) for path in paths.values()])
+        return {name: _outcome(one, paths[name].read_bytes()) for name, one in zip(paths, reports, strict=True)}
+
+
+def _outcome(one: report.FileReport, old: bytes) -> Outcome:
+    assert one.status != report.ERROR, one.error
+    return Outcome(one.new or old, one.findings)
 
 
 def load() -> list[Case]:
@@ -77,9 +79,9 @@ def _read(path: pathlib.Path) -> list[Case]:
             else:
                 cases[-1].reported.append((keyword, rest.strip()))
     for case in cases:
-        for files in (case.before, case.after):
-            for file in files:
-                files[file] = files[file].strip("\n") + "\n"
+        for code in (case.before, case.after):
+            for file in code:
+                code[file] = code[file].strip("\n") + "\n"
         if case.unchanged:
             case.after = dict(case.before)
     return cases

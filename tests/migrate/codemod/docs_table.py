@@ -25,6 +25,7 @@ _TOPICS = {
     "loops": "Training loops",
     "unseen": "What syntax cannot see",
     "look_alikes": "Look-alikes",
+    "programs": "Programs",
 }
 
 

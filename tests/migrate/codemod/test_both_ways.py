@@ -7,14 +7,6 @@ import tf_lossscale
 from tf_lossscale.migrate.codemod.migrate_file import migrate
 
 PROGRAMS = {
-    "a shim for a module that is gone": """
-class Shim:
-    LossScaleOptimizer = None
-if not hasattr(tf.keras.mixed_precision, "experimental"):
-    tf.keras.mixed_precision.experimental = Shim()
-optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), 8.0)
-result = float(optimizer.loss_scale())
-""",
     "private attributes in a subclass of contrib's wrapper": """
 class Scaled(tf.contrib.mixed_precision.LossScaleOptimizer):
     def report(self):
@@ -46,10 +38,6 @@ weight = tf.Variable(1.0)
 optimizer.apply_gradients([(g, weight) for g in optimizer.get_unscaled_gradients([tf.constant(1.0)])])
 result = float(optimizer._loss_scale()), int(optimizer.dynamic_growth_steps)
 """,
-    "a policy that infers": """
-tf.keras.mixed_precision.experimental.set_policy("infer")
-result = tf.keras.mixed_precision.experimental.global_policy().name
-""",
     "whether the global policy casts variables": """
 tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
 result = tf.keras.mixed_precision.experimental.global_policy().should_cast_variables
@@ -79,10 +67,31 @@ def made(mixed):
     return tf.keras.mixed_precision.experimental.LossScaleOptimizer(optimizer, 8) if mixed else optimizer
 result = [type(unwrapped(made(mixed))).__name__ for mixed in (True, False)], float(made(True)._loss_scale())
 """,
-    "dynamic in a variable": """
-dynamic = "dynamic"
-optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic)
-result = float(tf.convert_to_tensor(optimizer.loss_scale)), optimizer.dynamic
+    "the old state of a wrapper": """
+optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), 8)
+scale = optimizer.loss_scale
+is_fixed = isinstance(optimizer.loss_scale, tf.mixed_precision.experimental.FixedLossScale)
+result = float(scale()), float(scale) / 2, is_fixed, optimizer.get_config()["loss_scale"]
+""",
+    "one loss scale for two wrappers": """
+from tensorflow.keras.mixed_precision.experimental import LossScaleOptimizer
+first = LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
+second = LossScaleOptimizer(tf.keras.optimizers.SGD(), first.loss_scale)
+result = second.loss_scale is first.loss_scale, float(second.loss_scale())
+""",
+    "a module as a value": """
+class Settings:
+    mp = tf.keras.mixed_precision.experimental
+    def build(self, optimizer):
+        self.mp.set_policy("mixed_float16")
+        return self.mp.LossScaleOptimizer(optimizer, loss_scale=4)
+optimizer = Settings().build(tf.keras.optimizers.SGD())
+result = float(optimizer.loss_scale), tf.keras.mixed_precision.global_policy().name
+""",
+    "policies with float32 variables": """
+tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+policy = tf.keras.mixed_precision.experimental.Policy("mixed_bfloat16")
+result = tf.keras.mixed_precision.experimental.global_policy().name, policy.compute_dtype
 """,
 }
 

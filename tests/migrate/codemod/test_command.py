@@ -123,18 +123,12 @@ def test_a_missing_path_is_exit_code_2_and_named(capsys):
     assert "/nowhere/at/all" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["x.py", "--write", "--check"], ["x.py", "--jobs", "0"]])
+@pytest.mark.parametrize("arguments", [[], ["x.py", "--write", "--check"]])
 def test_bad_arguments_are_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(*arguments)
     assert stopped.value.code == 2
     assert "usage:" in capsys.readouterr().err
-
-
-def test_without_the_extra_the_line_that_installs_it_is_printed(file, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "libcst", None)
-    assert run(file(OLD)) == 2
-    assert "pip install '.[migrate]'" in capsys.readouterr().err
 
 
 def test_no_tensorflow_is_loaded(file):
@@ -154,47 +148,11 @@ def test_the_new_names_exist():
         | set(table.WRAPPERS_WITH_OLD_ARGUMENTS.values())
         | set(table.MODULES.values())
     )
-    for dotted in sorted(wanted | {names.HELPER, f"{table.LEGACY_MODULE}.experimental"}):
+    for dotted in sorted(wanted | {names.HELPER, names.EXPERIMENTAL}):
         root, *rest = dotted.split(".")
         found = {"tf_lossscale": tf_lossscale, "keras": tf.keras}[root]
         for part in rest:
             found = getattr(found, part)
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
-    subprocess.run(["git", *identity, "-C", folder, *arguments], check=True, capture_output=True)
-
-
-def warned(capsys):
-    return [line for line in capsys.readouterr().err.splitlines() if "no committed version" in line]
-
-
-def test_write_warns_of_a_file_that_is_in_no_repository(file, capsys):
-    path = file(OLD)
-    assert run(path) == 0
-    assert not warned(capsys)
-    assert run(path, "--write") == 0
-    (line,) = warned(capsys)
-    assert f"1 of the files that change, among them {path}" in line
-    assert pathlib.Path(path).read_text() == NEW
-
-
-@pytest.mark.parametrize("ignored", [False, True])
-def test_write_warns_of_uncommitted_changes_and_of_files_that_git_does_not_have(file, tmp_path, capsys, ignored):
-    committed, edited, new = file(OLD, "committed.py"), file(OLD, "edited.py"), file(CLEAN, "clean.py")
-    git(tmp_path, "init")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "first")
-    pathlib.Path(new).write_text("x = 2\n")  # nothing to rewrite, so nothing to lose
-    assert run(str(tmp_path), "--write") == 0
-    assert not warned(capsys)
-    assert pathlib.Path(committed).read_text() == NEW
-    git(tmp_path, "checkout", "committed.py", "edited.py")
-    file(OLD + "x = 1\n", "edited.py"), file("new.py\n" * ignored, ".gitignore"), file(OLD, "new.py")
-    assert run(str(tmp_path), "--write") == 0
-    (line,) = warned(capsys)
-    assert f"2 of the files that change, among them {edited}" in line
 
 
 def test_a_run_that_is_killed_leaves_each_file_old_or_new(file, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.migrate.codemod import case_files
+from tf_lossscale.migrate.codemod.unseen import COMPILED
 
 HERE = pathlib.Path(__file__).parents[2] / "old_scripts"
 ARGUMENTS = {"graph_session_tf115": ["40", "{out}"], "custom_loop_tf24": ["{out}"], "graph_keras_tf215": ["{out}"]}
@@ -18,14 +19,14 @@ SCRIPTS = sorted(path.stem for path in HERE.glob("*.py"))
 
 
 def migrated(name):
-    return case_files.migrate_files({"script.py": (HERE / f"{name}.py").read_text()})["script.py"]
+    return case_files.migrate_files(frozenset({("script.py", (HERE / f"{name}.py").read_text())}))["script.py"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_nothing_is_left_to_people_but_what_compile_wraps(name):
     findings = migrated(name).findings
     assert not [f for f in findings if f.kind == "todo"]
-    assert any("which has no loss_scale" in (f.reason or "") for f in findings) == (name in NEEDS_A_WRAPPER)
+    assert any(f.reason == COMPILED for f in findings) == (name in NEEDS_A_WRAPPER)
 
 
 @pytest.mark.slow

@@ -1,18 +1,17 @@
 """The codemod. It rewrites source code that uses old names from TensorFlow and Keras, and reports each of these uses.
 
-These modules handle many files:
+A file is migrated in this order; each step is a module or two:
 
-- `command` implements the command line, `files` finds and writes the files, and `report` defines the classes that
-  represent the results.
-- `bindings` reads the names that a file defines, and `project` finds the files that use or re-export old names.
-- `notebooks` converts notebooks to modules, and `repositories` finds the files that Git could not restore.
+1. `source` parses the file with Python's `ast`, and knows the place of each node in the text. `scopes` resolves names
+   through imports and aliases.
+2. `uses` finds the uses of old names, which are in `tf_lossscale.legacy.table`. `old_state` finds the code that needs
+   the old loss scale object.
+3. `rules` plans an edit or a finding for each use, with `wrappers` for the wrapper classes and `policies` for dtype
+   policies. `decisions` gives all uses of an imported name one new meaning. `strategies` renames a method, and `unseen`
+   reports what the rules do not see.
+4. `imports` plans the edits to the imports.
+5. `edits` applies all edits to the text, and `migrate_file` parses the result again.
 
-These modules migrate one file:
-
-- `migrate_file` calls the other modules.
-- `tree`, `names` and `resolve` find out what a name in the code means. The old names are in
-  `tf_lossscale.legacy.table`.
-- `arguments` and `calls` translate calls.
-- `policies`, `plan`, `objects`, `strategies`, `unseen` and `imports` plan the edits, in this order.
-- `edits` stores the planned edits, and `rewrite` applies them to the syntax tree.
+`files` finds and writes the files of a project, `notebooks` converts notebooks to modules and back, `report` defines
+the results, and `command` is the command line. `names` has constants.
 """

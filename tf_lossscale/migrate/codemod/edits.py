@@ -1,154 +1,240 @@
-"""Stores the edits planned for one file.
+"""The edits to one file: spans of its text that are replaced, comments above statements, and the findings about them.
 
 All edits are planned before the first is applied, because an import can be removed only if no use of it remains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import collections
+import functools
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-import libcst as cst
-
-from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names, report
-from tf_lossscale.migrate.codemod.arguments import Written, code, rewritten
-from tf_lossscale.migrate.codemod.calls import Calls
+from tf_lossscale.migrate.codemod import report
+from tf_lossscale.migrate.codemod.source import Source, Span
 
 MARK = "# TODO(tf-lossscale):"
 
-#: A function that returns the edited form of an expression inside a replaced node.
-Now = Callable[[cst.BaseExpression], cst.BaseExpression]
-#: A function that creates the replacement for a node after the nodes inside it have been edited.
-Make = Callable[[cst.CSTNode, Now], cst.CSTNode]
+_WRAP: dict[str, Any] = {"subsequent_indent": "#   ", "break_long_words": False, "break_on_hyphens": False}
+
+#: A piece of new text: either the text, or a span of the old text, in which other edits are applied.
+Part = str | Span
+
+
+class Edit(NamedTuple):
+    """A span of the old text, and the text that replaces it."""
+
+    start: int
+    end: int
+    parts: tuple[Part, ...]
 
 
 class Edits:
-    """The edits planned for one file.
+    """The edits that are planned for one file.
 
     Args:
-        module: the analysis of the file.
+        source: the file.
     """
 
-    def __init__(self, module: Calls):
-        self._module = module
-        #: Maps a node to the function that creates its replacement. The nodes inside it are edited first.
-        self.expressions: dict[cst.CSTNode, Make] = {}
-        #: Nodes that the edits remove. A name in such a node no longer counts as used.
-        self.gone: set[cst.CSTNode] = set()
-        #: Maps a statement to the TODO comments to insert above it.
-        self.todos: dict[cst.CSTNode, list[str]] = {}
-        #: Maps an imported name or `*` to the code of the import that replaces it, or to None if it is removed.
-        self.imports: dict[cst.CSTNode, str | None] = {}
-        #: Nodes that must stay unchanged.
-        self.frozen: set[cst.CSTNode] = set()
-        #: Names whose imports and assignments must stay, because unchanged code uses them.
-        self.pinned: set[str] = set()
-        #: True if the dtype policies in this file need a loss scale. They are then created with `tf_lossscale.legacy`.
-        self.legacy_policies = False
-        self.findings: list[report.Finding] = []
+    def __init__(self, source: Source):
+        self.source = source
+        self._edits: list[Edit] = []
+        self._findings: dict[tuple[Span, str, str | None], str | None] = {}
+        self._todos: dict[int, list[str]] = {}
+        self._moved: dict[int, list[str]] = collections.defaultdict(list)
+        self._removed: list[ast.stmt] = []
 
-    def changed_statements(self) -> set[cst.CSTNode]:
-        """Return the statements whose own code changes, without the statements that enclose them."""
-        return {self._module.statement(node) for node in (*self.expressions, *self.imports)}
+    # Planning. ------------------------------------------------------------------------------------------------------
 
-    def touched(self) -> set[cst.CSTNode]:
-        """Return the nodes that change, and all their ancestors."""
-        nodes = [*self.expressions, *self.todos, *self.imports]
-        return {around for node in nodes for around in (node, *self._module.ancestors(node))}
+    def replace(self, span: Span, *parts: Part) -> None:
+        """Plan to replace a span. Comments in it that are in none of the parts move above the statement."""
+        self._edits.append(Edit(*span, parts))
+        for offset, comment in self.source.comments_in(span):
+            if not any(isinstance(part, tuple) and part[0] <= offset < part[1] for part in parts):
+                self._moved[self._first_line(span[0])].append(comment.string)
 
-    def is_settled(self, node: cst.CSTNode) -> bool:
-        """Return whether it is already decided that a node stays unchanged or is removed."""
-        return node in self.frozen or node in self.gone
+    def insert(self, offset: int, text: str) -> None:
+        """Plan to insert text."""
+        self._edits.append(Edit(offset, offset, (text,)))
 
-    def replace(self, node: cst.CSTNode, make: Make, shown: str | None = None) -> None:
-        """Plan to replace a node, and report the change. By default, the report shows the code that `make` creates."""
-        self.expressions[node] = make
-        self._report(node, report.REWRITTEN, new=shown or code(make(node, lambda old: old)))
+    def rewritten(self, node: ast.AST, shown: str | None = None) -> None:
+        """Report that a node is rewritten. By default, the report shows its new code."""
+        self._findings[self.source.span(node), report.REWRITTEN, None] = shown
 
-    def rewrite_call(self, call: cst.Call, written: Written, func: str | None = None) -> None:
-        """Plan the new form of a call. If the dotted name `func` is given, it replaces the called function."""
-        new = cst.parse_expression(func) if func else None
-        self.replace(call, lambda updated, now: rewritten(updated, written, new, now))
-
-    def replace_name(self, node: cst.CSTNode, dotted: str) -> None:
-        """Plan to replace a name with a dotted name, and report the change."""
-        self.gone.add(node)
-        self.replace(node, lambda updated, now: with_parentheses_of(updated, cst.parse_expression(dotted)))
-
-    def rename_attribute(self, node: cst.Attribute, new: str) -> None:
-        """Plan to replace the last part of a dotted name, and report the change."""
-        self.replace(node, lambda updated, now: updated.with_changes(attr=cst.Name(new)))
-
-    def refuse(self, node: cst.Call, reason: str, what: cst.BaseExpression | None = None) -> None:
-        """Put a TODO comment above a call, and leave the expression `what` in the call unchanged.
-
-        By default, `what` is the expression before the parentheses.
-        """
-        self.todo(node, reason)
-        self.freeze(what or node.func)
-
-    def freeze(self, function: cst.BaseExpression) -> None:
-        """Leave an expression unchanged, and keep the imports and assignments that bind the names in it."""
-        node = function
-        self.frozen.add(node)
-        while isinstance(node, cst.Attribute):
-            node = node.value
-            self.frozen.add(node)
-        if not isinstance(node, cst.Name) or node.value in self.pinned:
-            return
-        canonical = {names.canonical(dotted) for dotted in self._module.dotted(node)}
-        if canonical & {*table.OLD, *names.EMPTIED}:
-            self.pinned.add(node.value)
-            for value in self._module.values(node):
-                if isinstance(value, (cst.Name, cst.Attribute)):
-                    self.freeze(value)
-
-    def todo(self, node: cst.CSTNode, reason: str) -> None:
+    def todo(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
-        comments = self.todos.setdefault(self._module.statement(node), [])
-        if reason not in comments:
-            comments.append(reason)
-        self._report(node, report.TODO, reason=reason)
+        self._findings[self.source.span(node), report.TODO, reason] = None
+        statement = self.source.statement(node)
+        decorators = getattr(statement, "decorator_list", None)
+        line = self._first_line(self.source.span(decorators[0] if decorators else statement)[0])
+        reasons = self._todos.setdefault(line, [])
+        if reason not in reasons:
+            reasons.append(reason)
 
-    def replace_import(self, statement: cst.CSTNode, alias: cst.CSTNode, new: str | None) -> None:
-        """Plan to replace an imported name, or to remove it if `new` is None, and report the change."""
-        self.imports[alias] = new
-        self._report(statement, report.REWRITTEN, new=new.partition(" as ")[0] if new else "(removed)")
-
-    def notice(self, node: cst.CSTNode, reason: str) -> None:
+    def notice(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and add a notice to the report, but no comment to the file."""
-        self._report(node, report.NOTICE, reason=reason)
+        self._findings[self.source.span(node), report.NOTICE, reason] = None
 
-    def _report(self, node: cst.CSTNode, kind: str, new: str | None = None, reason: str | None = None) -> None:
-        line, column = self._module.start(node)
-        finding = report.Finding(line, column, kind, _short(code(node)), new and _short(new), reason)
-        if finding not in self.findings:
-            self.findings.append(finding)
+    def remove_statement(self, statement: ast.stmt) -> None:
+        """Plan to remove a statement."""
+        self._removed.append(statement)
+
+    def _first_line(self, offset: int) -> int:
+        line = self.source.line_of(offset)
+        return self.source.first_lines.get(line, line)
+
+    # Applying. ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> tuple[str, list[report.Finding]]:
+        """Apply the edits, and return the new text of the file and the findings, in the order of the file."""
+        for statement in self._removed:
+            self._remove(statement)
+        self._merge_branches()
+        findings = self._found()
+        if self._edits:
+            self._keep_alignment()
+        for line, comments in self._comments().items():
+            indent, newline = self._indent(line), self.source.newline
+            start = self.source.start_of_line(line)
+            self.insert(start, "".join(f"{indent}{each}{newline}" for each in comments))
+        return self._rendered((0, len(self.source.text))), findings
+
+    def _found(self) -> list[report.Finding]:
+        found = []
+        for (span, kind, reason), shown in self._findings.items():
+            line = self.source.line_of(span[0])
+            column = span[0] - self.source.start_of_line(line)
+            new = _short(shown or self._rendered(span)) if kind == report.REWRITTEN else None
+            found.append(report.Finding(line, column, kind, _short(self.source.text[slice(*span)]), new, reason))
+        return sorted(found, key=lambda finding: (finding.line, finding.column))
+
+    def _rendered(self, span: Span, within: Edit | None = None) -> str:
+        """Return the new text of a span of the old text, without the edit that the span is a part of."""
+        at, end = span
+        text: list[str] = []
+        for edit in sorted(self._edits, key=lambda edit: (edit.start, edit.end > edit.start, -edit.end)):
+            if edit.start < at or edit.end > end or edit is within:
+                continue
+            text.append(self.source.text[at : edit.start])
+            for part in edit.parts:
+                text.append(part if isinstance(part, str) else self._rendered(part, edit))
+            at = edit.end
+        return "".join([*text, self.source.text[at:end]])
+
+    def _comments(self) -> dict[int, list[str]]:
+        """Return the comments to put above lines."""
+        comments = {line: list(moved) for line, moved in self._moved.items()}
+        for line, reasons in self._todos.items():
+            present = self._comments_above(line)
+            width = min(100, max(79, self.source.longest_line)) - len(self._indent(line))
+            for reason in reasons:
+                if _joined(f"{MARK} {reason}") not in present:
+                    wrapped = textwrap.wrap(f"{MARK} {reason}", width, **_WRAP)
+                    comments.setdefault(line, []).extend(wrapped)
+        return comments
+
+    def _comments_above(self, line: int) -> str:
+        above = []
+        while line > 1 and self.source.line(line - 1).lstrip().startswith("#"):
+            line -= 1
+            above.append(self.source.line(line))
+        return _joined("".join(reversed(above)))
+
+    def _indent(self, line: int) -> str:
+        text = self.source.line(line)
+        return text[: len(text) - len(text.lstrip())]
+
+    def _remove(self, statement: ast.stmt) -> None:
+        """Remove a statement with its line. The last statement of a block becomes `pass`."""
+        source, span = self.source, self.source.span(statement)
+        siblings = _block(source.parents[statement], statement)
+        is_empty = not isinstance(source.parents[statement], ast.Module) and not set(siblings) - set(self._removed)
+        if is_empty and statement is siblings[0]:
+            self.replace(span, "pass")
+            return
+        first, last = source.line_of(span[0]), source.line_of(span[1] - 1)
+        line = source.start_of_line(first), source.start_of_line(last + 1)
+        before, after = source.text[line[0] : span[0]], source.text[span[1] : line[1]].split("#")[0]
+        if before.strip():
+            self.replace((span[0] - len(before) + len(before.rstrip("; \t")), span[1]))
+        elif ";" in after:
+            self.replace((span[0], span[1] + len(after) - len(after.lstrip("; \t"))))
+        else:
+            self.replace(line)
+
+    def _merge_branches(self) -> None:
+        """If the edits make all branches of a `try` the same import or assignment, keep only one branch."""
+        for node in [node for node in self.source.parents if isinstance(node, ast.Try)]:
+            bodies = [node.body, *(handler.body for handler in node.handlers)]
+            span = self.source.span(node)
+            is_plain = all(
+                len(b) == 1 and isinstance(b[0], (ast.Import, ast.ImportFrom, ast.Assign, ast.Pass)) for b in bodies
+            )
+            if not is_plain or node.orelse or node.finalbody or self.source.comments_in(span):
+                continue
+            inside = [edit for edit in self._edits if span[0] <= edit.start and span[0] < edit.end <= span[1]]
+            if not inside:
+                continue
+            branches = {self._rendered(self.source.span(body[0])) for body in bodies}
+            if len(branches) == 1:
+                (text,) = branches
+                self._edits = [edit for edit in self._edits if edit not in inside]
+                if text == "pass":
+                    self._removed.append(node)
+                    self._remove(node)
+                else:
+                    self.replace(span, text)
+
+    def _keep_alignment(self) -> None:
+        """Move lines that are aligned with an opening bracket as far as the edits move the bracket."""
+        source = self.source
+        shifts: dict[int, int] = {}
+        brackets: list[tuple[int, tokenize.TokenInfo, bool]] = []
+        moved = functools.partial(self._moved_by, shifts)
+        line = 0
+        for (start, _, token), (_, _, following) in zip(source.tokens, source.tokens[1:]):
+            if token.start[0] != line and token.type != tokenize.NL:
+                line = token.start[0]
+                if brackets and token.type != tokenize.DEDENT:
+                    bracket, opening, is_aligned = brackets[-1]
+                    of_line = shifts.get(opening.start[0], 0)
+                    shifts[line] = moved(bracket) if is_aligned and token.start[1] > opening.start[1] else of_line
+            if token.type == tokenize.OP and token.string in "([{":
+                brackets.append((start, token, following.type not in (tokenize.NL, tokenize.COMMENT)))
+            elif token.type == tokenize.OP and token.string in ")]}" and brackets:
+                brackets.pop()
+        for number, shift in shifts.items():
+            start = source.start_of_line(number)
+            if shift > 0:
+                self.insert(start, " " * shift)
+            elif shift < 0:
+                self._edits.append(Edit(start, start + min(-shift, len(self._indent(number))), ()))
+
+    def _moved_by(self, shifts: dict[int, int], bracket: int) -> int:
+        """Return by how many columns the edits move a bracket."""
+        line = self.source.line_of(bracket)
+        start = self.source.start_of_line(line)
+        before = [edit for edit in self._edits if start <= edit.start and edit.end <= bracket]
+        text = [part for edit in before for part in edit.parts]
+        if any(not isinstance(part, str) or "\n" in part for part in text):
+            return 0
+        return shifts.get(line, 0) + sum(map(len, text)) - sum(edit.end - edit.start for edit in before)
 
 
-def with_parentheses_of(old: cst.CSTNode, new: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the new expression with the parentheses of the old expression."""
-    return new.with_changes(lpar=getattr(old, "lpar", ()), rpar=getattr(old, "rpar", ()))
+def _block(parent: ast.AST, statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements of the block that contains a statement."""
+    blocks: Iterator[list[ast.stmt]] = (getattr(parent, field, []) for field in ("body", "orelse", "finalbody"))
+    return next(block for block in blocks if isinstance(block, list) and statement in block)
+
+
+def _joined(comments: str) -> str:
+    """Return comments as one line, however they are wrapped."""
+    return " ".join(comments.replace("#", " ").split())
 
 
 def _short(shown: str, length: int = 200) -> str:
     shown = " ".join(shown.split())
     return shown if len(shown) <= length else shown[: length - 3] + "..."
-
-
-class Visitor:
-    """Base class of the planners, which visit the nodes of a module and plan edits.
-
-    A planner defines methods such as `visit_Call`, which `Tree.visit` calls for every node of that type.
-
-    Args:
-        module: the analysis of the module.
-        edits: receives the planned edits.
-    """
-
-    def __init__(self, module: Calls, edits: Edits):
-        self._module = module
-        self._edits = edits
-
-    def finish(self) -> None:
-        """Plan the edits that can be decided only after all nodes of the module have been visited."""

@@ -1,32 +1,26 @@
-"""Finds Python files and notebooks, migrates them in several processes, and writes the results."""
+"""Finds Python files and notebooks, migrates them, and writes the results."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
 import contextlib
-import multiprocessing
+import dataclasses
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
-from tf_lossscale.migrate.codemod import names, notebooks, project, report
+from tf_lossscale.migrate.codemod import names, notebooks, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
+from tf_lossscale.migrate.codemod.unseen import COMPILED
+from tf_lossscale.migrate.codemod.uses import Around
 from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-# Up to this many files are migrated in one process, because starting more processes would take longer.
-_FEW = 8
-
-
-class Job(NamedTuple):
-    """A file to migrate, with the facts about other files on which its migration depends."""
-
-    path: str
-    shown: str
-    around: project.Around
+_WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b((?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?)", re.MULTILINE)
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -72,75 +66,62 @@ def _is_source(root: str, name: str) -> bool:
     return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
 
 
-def run(paths: Sequence[str], jobs: int = 0) -> Iterator[report.FileReport]:
+def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
     """Migrate files without writing them, and yield reports in the order of the paths.
 
     Args:
         paths: the paths of the files, as returned by `find`.
-        jobs: the number of processes, or 0 for one process per core.
 
     Yields:
         A report for each file, with the new content if the file changes.
     """
-    real = {path: os.path.realpath(path) for path in paths}
-    files = project.Project(real.values(), _source)
-    worth = files.worth_migrating
-    work = [Job(real[path], path, files.around(real[path])) for path in paths if real[path] in worth]
-    reports = map_in_processes(_migrate, work, min(jobs or os.cpu_count() or 1, max(1, len(work) // _FEW)))
-    for path in paths:
-        if real[path] in worth:
-            yield next(reports) or report.FileReport(
-                path, report.ERROR, error="the process that migrates this file ended; the file is left as it was"
-            )
-        else:
+    sources = {path: _source(os.path.realpath(path)) for path in paths}
+    wrapping = {path for path, source in sources.items() if _WRAPS.search(source)}
+    imported = {path: _imported(source) for path, source in sources.items()}
+    is_hinted = False
+    for path, source in sources.items():
+        if not names.is_worth_parsing(source):
             yield report.FileReport(path, report.UNCHANGED)
+            continue
+        requested = {name for other in sources if other != path for name in _requested(path, imported[other])}
+        wraps = bool(wrapping - {path}) if len(sources) > 1 else None
+        migrated = _migrate(path, Around(frozenset(requested), wraps))
+        # Many files of a project may deserve the same hint.
+        hints = [finding for finding in migrated.findings if finding.reason == COMPILED]
+        if hints and is_hinted:
+            kept = tuple(finding for finding in migrated.findings if finding not in hints)
+            migrated = dataclasses.replace(migrated, findings=kept)
+        is_hinted = is_hinted or bool(hints)
+        yield migrated
 
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
+def _imported(source: bytes) -> dict[str, set[str]]:
+    """Return the names that a file imports from each module, according to a search of its text.
 
-
-def map_in_processes(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out | None]:
-    """Map a function over items in several processes, and continue if an item kills its process.
-
-    >>> list(map_in_processes(abs, [-1, 2], jobs=1))
-    [1, 2]
-
-    Args:
-        function: a function of one argument. Unless `jobs` is 1, the function, its arguments and its results must
-            be picklable.
-        items: the arguments of the calls.
-        jobs: the number of processes. If it is 1, the function runs in the current process.
-
-    Yields:
-        The results, in the order of the items. An item that killed its process has the result None.
+    The key is the last part of the module's name. "*" stands for the module itself. As `from package import name` may
+    import a module, it also stands for `package.name`.
     """
-    if jobs < 2:
-        yield from map(function, items)
-        return
-    finished = 0
-    while finished < len(items):
-        for result in _until_one_dies(function, items[finished:], jobs):
-            finished += 1
-            yield result
-        # If items remain, one of them killed its process, but it is not known which one. The first remaining item may
-        # be the one, so it now runs alone.
-        if finished < len(items):
-            yield next(_until_one_dies(function, items[finished : finished + 1], 1), None)
-            finished += 1
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for match in _IMPORT.finditer(source.decode("utf-8", "replace")):
+        if match[1] is None:
+            for part in match[2].split(","):
+                found[part.split(" as ")[0].strip().rpartition(".")[2]].add("*")
+        else:
+            module, imported = match[1].rpartition(".")[2], names.WORD.findall(match[2])
+            found[module].update("*" if "*" in match[2] else "", imported)
+            for name in imported:
+                found[f"{module}.{name}"].add("*")
+    return found
 
 
-def _until_one_dies(function: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out]:
-    """Map a function over items in several processes, and stop when one of the processes dies."""
-    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
-        try:
-            for future in [executor.submit(function, item) for item in items]:
-                yield future.result()
-        except concurrent.futures.BrokenExecutor:
-            pass
-        except BaseException:
-            executor.shutdown(cancel_futures=True)
-            raise
+def _requested(path: str, imported: dict[str, set[str]]) -> set[str]:
+    """Return the names that a file may import from the file at a path."""
+    folder, name = os.path.split(os.path.realpath(path))
+    stem = name.partition(".")[0]
+    if stem == "__init__":
+        folder, stem = os.path.split(folder)
+    keys = stem, f".{stem}", f"{os.path.basename(folder)}.{stem}"
+    return {each for key in keys for each in imported.get(key, ())}
 
 
 def _source(path: str) -> bytes:
@@ -161,23 +142,20 @@ def _source(path: str) -> bytes:
         return b"\0" if names.is_worth_parsing(content) else b""
 
 
-def _migrate(job: Job) -> report.FileReport:
+def _migrate(path: str, around: Around) -> report.FileReport:
     try:
-        old = pathlib.Path(job.path).read_bytes()
-        if job.path.endswith(_NOTEBOOK):
-            new, findings = notebooks.rewritten(old, job.around)
-        else:
-            new, findings = migrate(old, job.around)
-        if new == old:
-            return report.FileReport(job.shown, report.UNCHANGED, findings)
-        return report.FileReport(job.shown, report.CHANGED, findings, old=old, new=new)
+        old = pathlib.Path(path).read_bytes()
+        new, findings = (notebooks.rewritten if path.endswith(_NOTEBOOK) else migrate)(old, around)
     except (OSError, ValueError) as error:
-        return _failed(job.shown, error)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        # A panic in LibCST's parser is a BaseException, not an Exception.
-        return report.FileReport(job.shown, report.ERROR, error=f"{type(error).__name__}: {error}")
+        return _failed(path, error)
+    except Exception as error:
+        # An error in the codemod must not stop the migration of the other files.
+        return report.FileReport(
+            path, report.ERROR, error=f"{type(error).__name__}: {error}. Please report this as a bug"
+        )
+    if new == old:
+        return report.FileReport(path, report.UNCHANGED, findings)
+    return report.FileReport(path, report.CHANGED, findings, old=old, new=new)
 
 
 def _failed(path: str, error: OSError | ValueError) -> report.FileReport:

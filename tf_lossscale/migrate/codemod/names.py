@@ -11,13 +11,10 @@ import re
 from tf_lossscale.legacy import table
 from tf_lossscale.legacy.table import CONTRIB_MODULE, KERAS, TRAINING
 
-WRAPPERS = (table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.OURS)
+WRAPPERS = {table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.OURS}
 HELPER = "tf_lossscale.legacy.from_loss_scale"
-# The module whose dtype policies have a loss scale.
-POLICIES = f"{table.LEGACY_MODULE}.experimental"
-
-# The top-level packages that contain old names. An import of such a package never refers to a file of the project.
-LIBRARIES = ("tensorflow", "tensorflow_core", "keras", "tf_keras", "tf_lossscale")
+# The module that has all names of the old `experimental` module, with their old arguments.
+EXPERIMENTAL = f"{table.LEGACY_MODULE}.experimental"
 
 # Pairs (prefix, replacement). The canonical form of a dotted name is found by replacing its prefix until no prefix in
 # this table matches.
@@ -30,57 +27,31 @@ _ROOTS = (
     ("tf_keras.", "keras."),
     ("keras.src.", "keras."),
     ("keras.api._v2.keras.", "keras."),
-    # Resolving an alias may produce `experimental.experimental`, a module that no library ever had.
+    # An alias that may be either of two modules can lead to `experimental.experimental`, which never existed.
     ("keras.mixed_precision.experimental.experimental.", "keras.mixed_precision.experimental."),
 )
 
-_OPTIMIZER = "loss_scale_optimizer"
 # Private modules of TensorFlow. A name in such a module has a replacement only if it is in the table of old names.
 PRIVATE = {
-    *(f"{KERAS}{folder}.{module}" for folder in ("", ".experimental") for module in ("loss_scale", _OPTIMIZER)),
-    *(f"{TRAINING}.{module}" for module in ("loss_scale", _OPTIMIZER, "mixed_precision")),
-    *(f"{CONTRIB_MODULE}.python.{module}" for module in ("loss_scale_manager", _OPTIMIZER)),
+    *(f"{KERAS}{folder}.{name}" for folder in ("", ".experimental") for name in ("loss_scale", "loss_scale_optimizer")),
+    *(f"{TRAINING}.{name}" for name in ("loss_scale", "loss_scale_optimizer", "mixed_precision")),
+    *(f"{CONTRIB_MODULE}.python.{name}" for name in ("loss_scale_manager", "loss_scale_optimizer")),
+    f"{TRAINING}.loss_scaling_gradient_tape",
 }
-
 # Modules whose imports are removed if the rewritten code no longer uses them.
-EMPTIED = (*PRIVATE, KERAS, *table.MODULES)
+EMPTIED = {*PRIVATE, KERAS, *table.MODULES}
+# Modules that TensorFlow removed completely.
+_GONE = (f"{KERAS}.experimental.", f"{CONTRIB_MODULE}.", "tensorflow.mixed_precision.", f"{TRAINING}.loss_scaling_")
 
-# Names that still exist in `keras.mixed_precision`. They are old names only if they are imported from TensorFlow's
-# private copy of Keras; see `in_unused_copy`.
+# Names that still exist in `keras.mixed_precision`.
 CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
-# Maps a private module to the private names in it that current TensorFlow still has.
-KEPT = {
-    f"{TRAINING}.loss_scale": "_assign_if_finite _is_all_finite _op_in_graph_mode",
-    "tensorflow.python.keras.mixed_precision.loss_scale": "deserialize serialize",
-    "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": "_DynamicLossScaleState _UnwrapPreventer "
-    "_assign_if_finite _is_all_finite _multiply_gradient _op_in_graph_mode strategy_supports_loss_scaling",
-}
-
 GONE_HOOK = "was a private method of the old class. tf_lossscale has no such method."
-STILL_THERE = "is private. Today's TensorFlow still has it."
-NOT_USED = "is in TensorFlow's private copy of Keras and has no effect on tf.keras."
-
-# Maps the old path of a private module to its new path. All names in the module moved with it.
-MOVED = {
-    f"tensorflow.python.keras.mixed_precision.experimental.{_name}": f"tensorflow.python.keras.mixed_precision.{_name}"
-    for _name in ("autocast_variable", "device_compatibility_check")
-}
-
-# Maps attributes of the old loss scale object to the properties of LossScaleOptimizer that replace them.
-STATE = {
-    "current_loss_scale": "loss_scale",
-    "_current_loss_scale": "loss_scale",
-    "_loss_scale_value": "loss_scale",
-    "initial_loss_scale": "initial_scale",
-    "_initial_loss_scale": "initial_scale",
-    "initial_value": "initial_scale",
-    "increment_period": "dynamic_growth_steps",
-    "_increment_period": "dynamic_growth_steps",
-    "growth_steps": "dynamic_growth_steps",
-    "counter": "dynamic_counter",
-    "_num_good_steps": "dynamic_counter",
-}
+PRIVATE_NAME = "is private. It is left as it is: check that your version of TensorFlow has it."
+IN_COPY = (
+    "is in TensorFlow's private copy of Keras and is left as it is. It has no effect on tf.keras: if the layers and "
+    "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
+)
 
 # The old name of the `run` method of tf.distribute's strategies.
 OLD_RUN = "experimental_run_v2"
@@ -93,6 +64,8 @@ GONE_HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_s
 
 # Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
 HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
+
+WORD = re.compile(r"[^\W\d]\w*")
 
 # Most old names contain one of these substrings.
 _PARTS = ("mixed_precision", "LossScale", "training.experimental")
@@ -109,8 +82,7 @@ _WORDS = (
     # parser reports an error.
     b"\0",
 )
-_COPY = re.compile(r"tensorflow(_core)?\.python\.keras\.mixed_precision\b(?!\.device_compatibility_check)")
-_UNPACKED = re.compile(rb"loss_scale['\"]?\s*[:=]\s*['\"]dynamic")
+_UNPACKED = re.compile(rb"loss_scale['\"]?\]?\s*[:=]\s*['\"]dynamic|\.loss_scale\(\)")
 
 
 def is_worth_parsing(source: bytes) -> bool:
@@ -131,54 +103,43 @@ def is_worth_parsing(source: bytes) -> bool:
     )
 
 
-def is_beginning(name: str) -> bool:
-    """Return whether a canonical name is an old name or a prefix of one.
+def leads_to_old(dotted: str) -> bool:
+    """Return whether a dotted name is an old name, or a package that contains old names.
 
-    >>> is_beginning("tensorflow.train"), is_beginning("tensorflow.data")
+    >>> leads_to_old("tensorflow.keras"), leads_to_old("tensorflow.data")
     (True, False)
 
     Args:
-        name: a dotted name in canonical form.
+        dotted: a qualified name that begins with the real name of the module.
     """
-    return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES))
+    name = canonical(dotted)
+    return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES, "tensorflow.compat.v1"))
 
 
-def is_kept(dotted: str) -> bool:
-    """Return whether a name in a private module of TensorFlow still exists in the current version.
+def is_gone(dotted: str) -> bool:
+    """Return whether TensorFlow no longer has a name, or the module that contains it.
 
-    >>> is_kept("tensorflow.python.training.experimental.loss_scale._op_in_graph_mode")
+    >>> is_gone("tensorflow.contrib.mixed_precision"), is_gone("tensorflow.keras.mixed_precision.Policy")
+    (True, False)
+
+    Args:
+        dotted: a qualified name that begins with the real name of the module.
+    """
+    return f"{canonical(dotted)}.".startswith(_GONE)
+
+
+def in_copy(dotted: str) -> bool:
+    """Return whether a name is in the part of TensorFlow's private copy of Keras that current TensorFlow still has.
+
+    >>> in_copy("tensorflow.python.keras.mixed_precision.policy.set_global_policy")
     True
+    >>> in_copy("tensorflow.python.keras.mixed_precision.experimental.policy.set_policy")
+    False
 
     Args:
         dotted: a qualified name that begins with the module's real name. It need not be canonical.
     """
-    module, _, name = dotted.rpartition(".")
-    return name in KEPT.get(module, "").split()
-
-
-def moved(dotted: str) -> str | None:
-    """Return the new name of a module that moved, or of a name in such a module. Return None for all other names.
-
-    >>> moved("tensorflow.python.keras.mixed_precision.experimental.autocast_variable.AutoCastVariable")
-    'tensorflow.python.keras.mixed_precision.autocast_variable.AutoCastVariable'
-
-    Args:
-        dotted: a qualified name that begins with the module's real name. It need not be canonical.
-    """
-    new_names = (new + dotted[len(old) :] for old, new in MOVED.items() if f"{dotted}.".startswith(f"{old}."))
-    return next(new_names, None)
-
-
-def in_unused_copy(dotted: str) -> bool:
-    """Return whether a name is in TensorFlow's private copy of Keras, whose policies have no effect on layers.
-
-    >>> in_unused_copy("tensorflow.python.keras.mixed_precision.set_global_policy")
-    True
-
-    Args:
-        dotted: a qualified name that begins with the module's real name. It need not be canonical.
-    """
-    return bool(_COPY.match(dotted))
+    return f"{dotted}.".startswith("tensorflow.python.keras.mixed_precision.") and not is_gone(dotted)
 
 
 @functools.lru_cache(4096)

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate, python_error
-from tf_lossscale.migrate.codemod.project import Around
+from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate
 from tf_lossscale.migrate.codemod.report import NOTICE, Finding
+from tf_lossscale.migrate.codemod.source import Source
+from tf_lossscale.migrate.codemod.uses import Around
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
@@ -81,12 +82,12 @@ class Notebook:
     def _as_module(self, number: int, source: str) -> str:
         """Return a cell's source as Python code that ends with a line break."""
         code = source
-        if python_error(code):
+        if not _parses(code):
             if code.lstrip().startswith("%%") and not _OF_PYTHON.match(code.lstrip()):
                 code = self._keep(source.removesuffix("\n"))
             else:
                 code = "".join(self._without_ipython(source.splitlines(keepends=True)))
-        if python_error(code):
+        if not _parses(code):
             if names.is_worth_parsing(source.encode()):
                 raise ValueError(f"code cell {number + 1} parses neither as Python nor as IPython code")
             code = self._keep(source.removesuffix("\n"))
@@ -166,6 +167,14 @@ class Notebook:
         return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start()))
 
 
+def _parses(code: str) -> bool:
+    try:
+        Source(code.encode())
+    except ValueError:
+        return False
+    return True
+
+
 def _cells(text: str) -> Iterator[_Cell]:
     """Yield the code cells of a notebook in order. In nbformat 3, the cells are grouped in worksheets."""
     strings = list(_STRING.finditer(text))
@@ -213,14 +222,6 @@ def rewritten(content: bytes, around: Around) -> Outcome:
         ValueError: the file is not a notebook, or a cell cannot be migrated.
     """
     notebook = Notebook(content)
-    try:
-        outcome = migrate(notebook.source.encode(), around._replace(requested=around.requested | notebook.words))
-    except ValueError as error:
-        for number, source in enumerate(_CELLS.split(notebook.source)[1:], 1):
-            try:
-                migrate(source.encode())
-            except ValueError:
-                raise ValueError(f"code cell {number} {str(error).removeprefix('the file ')}") from error
-        raise
+    outcome = migrate(notebook.source.encode(), around._replace(requested=around.requested | notebook.words))
     findings = (*outcome.findings, *notebook.left())
     return Outcome(notebook.with_source(outcome.source.decode()), tuple(map(notebook.in_file, findings)))

@@ -1,4 +1,4 @@
-"""Plans the edits that rename a strategy's `experimental_run_v2` to `run`, which takes the same arguments.
+"""Renames `experimental_run_v2`, a method of tf.distribute's strategies, to `run`, which takes the same arguments.
 
 No other class in TensorFlow had a method of this name, so the method is renamed on objects of every type. In a file
 that itself defines or assigns this name, the name is not changed.
@@ -6,43 +6,37 @@ that itself defines or assigns this name, the name is not changed.
 
 from __future__ import annotations
 
-import libcst as cst
-import libcst.matchers as m
+import ast
 
-from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import text
-from tf_lossscale.migrate.codemod.calls import Calls
-from tf_lossscale.migrate.codemod.edits import Edits, Visitor
+from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.names import OLD_RUN
+from tf_lossscale.migrate.codemod.scopes import string
+from tf_lossscale.migrate.codemod.source import Source
 
-# Matches `strategy.run = strategy.experimental_run_v2`, a fallback for TensorFlow versions without `run`.
-_SHIM = m.Assign([m.AssignTarget(m.Attribute(attr=m.Name("run")))])
-_GONE = f"tf.distribute has no {names.OLD_RUN} any more: write run."
-_OWN = f"this file defines {names.OLD_RUN} and keeps it. Calls in other files become run. Rename it in this file, too."
+_STRING = f"strings are not changed. tf.distribute has no {OLD_RUN} any more: write run."
+_OWN = f"this file defines {OLD_RUN} and keeps it. Calls in other files become run. Rename it in this file, too."
 
 
-class StrategyPlanner(Visitor):
-    """Plans the edits to the code in one module that uses tf.distribute strategies."""
+def rename_run(source: Source, edits: Edits) -> None:
+    """Plan the edits to one file.
 
-    def __init__(self, module: Calls, edits: Edits):
-        super().__init__(module, edits)
-        self._uses: list[cst.Attribute] = []
-        self._own: list[cst.CSTNode] = []
-
-    def visit_Name(self, node: cst.Name) -> None:
-        outer = self._module.parents[node]
-        if node.value != names.OLD_RUN or m.matches(self._module.parents.get(outer, outer), _SHIM):
-            return
-        if isinstance(outer, cst.Attribute) and self._module.is_read(outer):
-            self._uses.append(outer)
-        else:
-            self._own.append(node)
-
-    def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        if text(node) == names.OLD_RUN:
-            self._edits.notice(node, f"strings are not changed. {_GONE}")
-
-    def finish(self) -> None:
-        for node in self._own:
-            self._edits.notice(node, _OWN)
-        for use in self._uses if not self._own else ():
-            self._edits.rename_attribute(use, "run")
+    Args:
+        source: the file.
+        edits: receives the edits.
+    """
+    uses = [node for node in source.nodes(ast.Attribute) if node.attr == OLD_RUN]
+    own = [node for node in source.parents if OLD_RUN in (getattr(node, "name", ""), getattr(node, "id", ""))]
+    own += [node for node in uses if isinstance(node.ctx, ast.Store)]
+    for node in own:
+        edits.notice(node, _OWN)
+    for constant in source.nodes(ast.Constant):
+        if string(constant) == OLD_RUN:
+            edits.notice(constant, _STRING)
+    for use in uses if not own else ():
+        outer = source.parents[use]
+        # `strategy.run = strategy.experimental_run_v2` is a fallback for TensorFlow versions without `run`.
+        is_here = source.code(use).endswith(OLD_RUN)  # not in some f-strings
+        if is_here and (not isinstance(outer, ast.Assign) or getattr(outer.targets[0], "attr", "") != "run"):
+            end = source.span(use)[1]
+            edits.replace((end - len(OLD_RUN), end), "run")
+            edits.rewritten(use)

@@ -1,19 +1,16 @@
-"""Reports old names in strings, in unpacked arguments and in modules that cannot be resolved."""
+"""Reports old names in strings and dicts, old names of unknown origin, and attributes that only old objects have."""
 
 from __future__ import annotations
 
+import ast
 import re
-
-import libcst as cst
-import libcst.matchers as m
-from libcst.helpers import get_full_name_for_node
+from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.arguments import keyword_of, text
-from tf_lossscale.migrate.codemod.edits import Visitor
-from tf_lossscale.migrate.codemod.project import leads_to_old
-from tf_lossscale.migrate.codemod.resolve import LIBRARIES
+from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.scopes import CUSTOMARY, UNKNOWN, string
+from tf_lossscale.migrate.codemod.uses import Uses
 
 # The last part of each old name, without its module.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
@@ -24,73 +21,163 @@ _IN_A_STRING = re.compile(
     re.DOTALL,
 )
 _IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
-_IMPORTS = m.Call(m.Name("__import__") | m.Name("import_module") | m.Attribute(attr=m.Name("import_module")))
+_IMPORTS = ("__import__", "import_module")
+_STRING = "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
+_CONFIG = (
+    "the string names an old class. Restore the optimizer with tf_lossscale.LossScaleOptimizer.from_config(config), or "
+    "call tf_lossscale.install()."
+)
 _UNPACKED = (
     "loss_scale is an argument of the old class only. The codemod does not follow a dict to the call that unpacks it."
 )
+_OF_CALL = (
+    "the module is the result of a call, which this tool does not follow. If it is an old module of TensorFlow, call "
+    "tf_lossscale.install(), which restores its names."
+)
+_TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale, not a number."
+_NO_STATE = (
+    "if {0} belongs to a tf_lossscale.LossScaleOptimizer, it {1}. Read the wrapper's loss_scale, initial_scale, "
+    "dynamic_growth_steps and dynamic_counter, or make the wrapper with "
+    "tf_lossscale.legacy.experimental.LossScaleOptimizer, which has the old object."
+)
+_DECAYED = "write {}._decayed_lr, which the wrapper has. Keras 3's optimizers have no such method."
+#: The hint that a project gets at most once.
+COMPILED = (
+    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class: its objects are no "
+    "instances of tf_lossscale.LossScaleOptimizer and have none of its methods. Give compile() a "
+    "tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
+)
+_NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
+_OVERRIDES = "overrides a private method of the old class, which tf_lossscale does not call."
+# What only the wrappers of TensorFlow 2 have, and Keras's own class has not.
+_METHODS = ("get_scaled_loss", "get_unscaled_gradients")
 
 
-class UnseenPlanner(Visitor):
-    """Plans TODO comments and notices for a module's uses of old names that the other planners cannot resolve."""
+def report(source: Uses, edits: Edits) -> None:
+    """Plan the findings for one file.
 
-    def visit_Arg(self, node: cst.Arg) -> None:
-        call = self._module.parents[node]
-        is_of_dict = isinstance(call, cst.Call) and self._module.is_builtin(call.func, "dict")
-        if is_of_dict and keyword_of(node) == "loss_scale" and text(node.value) == "dynamic":
-            self._in_a_dict(node)
+    Args:
+        source: the file.
+        edits: receives the findings.
+    """
+    for attribute in source.nodes(ast.Attribute):
+        _unknown_origin(source, edits, attribute)
+    for constant in source.nodes(ast.Constant):
+        _string(source, edits, constant)
+    for key, value in _items(source):
+        _item(source, edits, key, value)
+    if source.roles & names.WRAPPERS:
+        _private_attributes(source, edits)
+    if not source.keeps_old_state and not source.uses_legacy:
+        _old_state(source, edits)
+    _hint(source, edits)
 
-    def _in_a_dict(self, node: cst.CSTNode) -> None:
-        """Report `loss_scale="dynamic"` in a dict if the file imports TensorFlow or uses an old name."""
-        if self._module.imports_tensorflow or self._module.uses_an_old_name:
-            self._edits.notice(node, _UNPACKED)
 
-    def visit_Attribute(self, node: cst.Attribute) -> None:
-        name = get_full_name_for_node(node)
-        if isinstance(node.value, cst.Call) and node.attr.value in _SHORT:
-            func = get_full_name_for_node(node.value.func) or ""
-            if func.rsplit(".", 1)[-1] == "mixed_precision" and not self._module.meaning(node).old:
-                self._edits.notice(
-                    node,
-                    "the module is the result of a call, which this tool does not follow. If it is an old module of "
-                    "TensorFlow, call tf_lossscale.install(), which restores its names.",
-                )
-        if name is None or name.split(".", 1)[0] not in LIBRARIES:
-            return
-        root = name.split(".", 1)[0]
-        old = table.OLD.get(names.canonical(LIBRARIES[root] + name[len(root) :]))
-        if old is None or (old.role == table.POLICY and "experimental" not in name):
-            return
-        dotted = self._module.dotted(node)
-        if name in dotted and root == "keras" and not self._module.imports_tensorflow:
-            self._edits.notice(node, "this file does not import TensorFlow, so keras may run on another backend.")
-        elif all(not leads_to_old(d) for d in dotted):
-            change = "is now another class" if old.role == table.STABLE else "no longer exists"
-            self._edits.todo(
-                node,
-                f"this file does not show where {root} comes from. If it comes from TensorFlow or Keras, {name} "
-                f"{change}. Write {table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new)}.",
-            )
+def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
+    """Report an old name in a module that is the result of a call, or whose origin this file does not show."""
+    code, root = source.code(node), source.root(node)
+    if isinstance(node.value, ast.Call) and re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT:
+        if source.dotted(node) == {UNKNOWN}:
+            edits.notice(node, _OF_CALL)
+    elif root and root.id in CUSTOMARY and not any(map(names.leads_to_old, source.dotted(root))):
+        name = names.canonical(CUSTOMARY[root.id] + code.removeprefix(root.id))
+        row = table.OLD.get(name)
+        if row and not (row.role == table.POLICY and "experimental" not in name):
+            change = "is now another class" if row.role == table.STABLE else "no longer exists"
+            new = table.WRAPPERS_WITH_OLD_ARGUMENTS.get(row.role, row.new)
+            edits.todo(node, _NO_ORIGIN.format(root.id, code, change, new))
 
-    def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        parent = self._module.parents.get(node)
-        if "mixed_precision" not in node.value or isinstance(parent, cst.Expr) or (value := text(node)) is None:
-            return
-        is_imported = isinstance(parent, cst.Arg) and m.matches(self._module.parents[parent], _IMPORTS)
-        if _IN_A_STRING.fullmatch(value) or (is_imported and _IMPORTED.fullmatch(value)):
-            self._edits.notice(
-                node, "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
-            )
-        elif names.in_unused_copy(value):
-            self._edits.notice(node, f"{value} {names.NOT_USED}")
 
-    def visit_DictElement(self, node: cst.DictElement) -> None:
-        if text(node.key) == "loss_scale" and text(node.value) == "dynamic":
-            self._in_a_dict(node.value)
+def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
+    """Report an old name in a string, but not in a text such as a docstring."""
+    value, parent = string(node) or "", source.parents[node]
+    is_imported = isinstance(parent, ast.Call) and source.code(parent.func).rsplit(".", 1)[-1] in _IMPORTS
+    if isinstance(parent, ast.Expr):
+        return
+    if _IN_A_STRING.fullmatch(value) or (is_imported and _IMPORTED.fullmatch(value)):
+        edits.notice(node, _STRING)
+    elif names.in_copy(value):
+        edits.notice(node, f"{value} {names.IN_COPY}")
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        owner = self._module.enclosing(node, cst.ClassDef)
-        if node.name.value in names.HOOKS and self._module.is_wrapper_class(owner):
-            self._edits.todo(
-                node.name,
-                f"{node.name.value} overrides a private method of the old class, which tf_lossscale does not call.",
-            )
+
+def _items(source: Uses) -> Iterator[tuple[str | None, ast.expr]]:
+    """Yield the keys and values in dicts, in calls of `dict`, and in assignments to `name["key"]`."""
+    for display in source.nodes(ast.Dict):
+        yield from ((string(key), value) for key, value in zip(display.keys, display.values, strict=True) if key)
+    for call in source.nodes(ast.Call):
+        if source.is_builtin(call.func, "dict"):
+            yield from ((keyword.arg, keyword.value) for keyword in call.keywords)
+    for statement in source.nodes(ast.Assign):
+        yield from ((string(t.slice), statement.value) for t in statement.targets if isinstance(t, ast.Subscript))
+
+
+def _item(source: Uses, edits: Edits, key: str | None, value: ast.expr) -> None:
+    """Report `loss_scale="dynamic"` and the class name of the old wrapper in a dict."""
+    is_argument = string(value) == "dynamic" or (isinstance(value, ast.Name) and bool(source.roles & names.WRAPPERS))
+    if key == "loss_scale" and is_argument and (source.imports_tensorflow or source.roles - {table.OURS}):
+        edits.notice(value, _UNPACKED)
+    elif key == "class_name" and string(value) in ("LossScaleOptimizer", "LossScaleOptimizerV1"):
+        edits.notice(value, _CONFIG)
+
+
+def _private_attributes(source: Uses, edits: Edits) -> None:
+    """Report private attributes and methods of wrappers in a file that uses a wrapper class."""
+    bases = [source.parents[use.node] for use in source.uses if use.roles & names.WRAPPERS]
+    classes = [each for each in bases if isinstance(each, ast.ClassDef)]
+    for method in (each for cls in classes for each in cls.body if isinstance(each, ast.FunctionDef)):
+        if method.name in names.HOOKS:
+            edits.todo(method, f"{method.name} {_OVERRIDES}")
+    for node in source.nodes(ast.Attribute):
+        owner, inner = source.code(node.value), node.value
+        if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store):
+            if owner != "self" or source.enclosing_class(node) in classes:
+                edits.notice(node, _TAKES)
+        elif node.attr in names.GONE_HOOKS:
+            edits.todo(node, f"{node.attr} {names.GONE_HOOK}")
+        elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
+            edits.todo(node, _DECAYED.format(source.code(getattr(inner, "value", inner))))
+
+
+def _old_state(source: Uses, edits: Edits) -> None:
+    """Report the reads of the old loss scale object that fail if the wrapper is made with the new arguments."""
+    wraps = source.imports_tensorflow if source.around.wraps is None else source.around.wraps
+    for node in source.state.reads:
+        parent, code = source.parents[node], source.code(node)
+        is_called = isinstance(parent, ast.Call) and parent.func is node
+        is_suspect = is_called and wraps and "." in code and code != "self.loss_scale"
+        if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node):
+            what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
+            edits.todo(node, _NO_STATE.format(code, what))
+
+
+def _is_guarded(source: Uses, node: ast.AST) -> bool:
+    """Return whether an expression runs only if it is a loss scale object, as `callable` or `isinstance` say."""
+    guard = re.compile(rf"\b(callable|isinstance)\({re.escape(source.code(node))}\b")
+    while node is not source.tree:
+        outer, node = node, source.parents[node]
+        if isinstance(node, (ast.If, ast.IfExp)) and outer is not node.test and guard.search(source.code(node.test)):
+            return True
+    return False
+
+
+def _hint(source: Uses, edits: Edits) -> None:
+    """Give the project's hint for this file if a wrapper that `compile` makes may reach it."""
+    tests: list[ast.expr] = [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
+    reads = [node for node in source.nodes(ast.Attribute) if _reads_from_model(source, node)]
+    suspects = reads if reads and (not source.constructs or _compiles_bare(source)) else tests
+    if suspects and (suspects is reads or not source.constructs):
+        edits.notice(suspects[0], COMPILED)
+
+
+def _reads_from_model(source: Uses, node: ast.Attribute) -> bool:
+    """Return whether a node reads what Keras's own class does not have from `model.optimizer`."""
+    is_state = source.keeps_old_state and any(node is read for read in source.state.reads)
+    return getattr(node.value, "attr", "") == "optimizer" and (is_state or node.attr in _METHODS)
+
+
+def _compiles_bare(source: Uses) -> bool:
+    """Return whether this file certainly gives `compile` an optimizer that is not wrapped."""
+    wrapped = {use.node for use in source.uses}
+    calls = (call for call in source.nodes(ast.Call) if getattr(call.func, "attr", "") == "compile")
+    given = (k.value for call in calls for k in call.keywords if k.arg == "optimizer")
+    return any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)

@@ -1,0 +1,198 @@
+"""The source text of one file, with its syntax tree, and the place of each node in the text."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import functools
+import io
+import itertools
+import re
+import tokenize
+import warnings
+from typing import NamedTuple, TypeVar
+
+TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or chain of branches, and migrate again"
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
+# What follows an argument on its last line: a comma and a comment.
+_REST_OF_LINE = re.compile(r"[ \t]*,?[ \t]*(#[^\r\n]*)?(\r\n|\r|\n)")
+_LAYOUT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+
+# The parser uses one object for all nodes of each of these types, so they have no place.
+_SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+
+_Node = TypeVar("_Node", bound=ast.AST)
+#: The offsets of the first character of a piece of text, and of the character after it.
+Span = tuple[int, int]
+
+
+class Argument(NamedTuple):
+    """An argument of a call."""
+
+    #: The keyword, "*" or "**". It is None for a positional argument.
+    keyword: str | None
+    value: ast.expr
+    #: The whole argument, with its keyword and the parentheses around its value.
+    span: Span
+    #: The value, with the parentheses around it.
+    value_span: Span
+
+
+class Source:
+    """The text of one file.
+
+    >>> source = Source(b"f(a, key=(b))")
+    >>> [source.text[slice(*each.span)] for each in source.arguments(source.tree.body[0].value)]
+    ['a', 'key=(b)']
+
+    Args:
+        content: the bytes of the file, in any encoding that Python reads.
+
+    Raises:
+        ValueError: the file does not parse, or changes when it is decoded and encoded again.
+    """
+
+    def __init__(self, content: bytes):
+        try:
+            self.encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+            self.text = content.decode(self.encoding)
+            self._lines = _LINE.findall(self.text)
+            # The parser sees the same lines and columns, but only one kind of line break.
+            self._parsed = [f"{line.rstrip(chr(13) + chr(10))}\n" for line in self._lines]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.tree = ast.parse("".join(self._parsed))
+        except (RecursionError, MemoryError) as error:
+            raise ValueError(TOO_DEEP) from error
+        except (SyntaxError, ValueError, LookupError) as error:
+            line = getattr(error, "lineno", None)
+            message = getattr(error, "msg", None) or str(error)
+            raise ValueError(f"the file does not parse: {message}" + (f" (line {line})" if line else "")) from error
+        if self.text.encode(self.encoding) != content:
+            raise ValueError("the file cannot be rewritten, because decoding and encoding it changes its bytes")
+        self._starts = [0, *itertools.accumulate(map(len, self._lines))]
+        #: The line break of this file.
+        self.newline = "\r\n" if self._lines and self._lines[0].endswith("\r\n") else "\n"
+        #: Maps each node to its parent. The nodes are in source order, with each parent before its children.
+        self.parents: dict[ast.AST, ast.AST] = {}
+        waiting: list[tuple[ast.AST, ast.AST]] = [(self.tree, self.tree)]
+        while waiting:
+            node, parent = waiting.pop()
+            self.parents[node] = parent
+            children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, _SHARED)]
+            waiting.extend((child, node) for child in reversed(children))
+
+    def nodes(self, kind: type[_Node]) -> list[_Node]:
+        """Return the nodes of one type, in the order of the source."""
+        return [node for node in self.parents if isinstance(node, kind)]
+
+    def _offset(self, line: int, column: int) -> int:
+        """Return the offset of a column that is counted in UTF-8 bytes."""
+        text = self._lines[line - 1] if line <= len(self._lines) else ""
+        return self._starts[line - 1] + (
+            column if text.isascii() else len(text.encode()[:column].decode("utf-8", "ignore"))
+        )
+
+    def span(self, node: ast.AST) -> Span:
+        """Return the place of a node, without parentheses around it."""
+        at: ast.expr = node  # type: ignore[assignment]
+        return self._offset(at.lineno, at.col_offset), self._offset(at.end_lineno or 0, at.end_col_offset or 0)
+
+    def code(self, node: ast.AST) -> str:
+        """Return the source code of a node."""
+        return self.text[slice(*self.span(node))]
+
+    def line_of(self, offset: int) -> int:
+        """Return the number of the line at an offset, counted from 1."""
+        return bisect.bisect(self._starts, offset, 0, max(1, len(self._lines)))
+
+    def line(self, number: int) -> str:
+        """Return a line, with its line break."""
+        return self._lines[number - 1]
+
+    def start_of_line(self, number: int) -> int:
+        """Return the offset of the first character of a line."""
+        return self._starts[number - 1]
+
+    @functools.cached_property
+    def longest_line(self) -> int:
+        """The length of the longest line."""
+        return max(map(len, self._parsed), default=1) - 1
+
+    @functools.cached_property
+    def tokens(self) -> list[tuple[int, int, tokenize.TokenInfo]]:
+        """The tokens of the file, each with its start and end."""
+        found = tokenize.generate_tokens(iter([*self._parsed, ""]).__next__)
+        starts = [*self._starts, self._starts[-1] + 1]
+        return [(starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1], t) for t in found]
+
+    def tokens_in(self, span: Span) -> list[tuple[int, int, tokenize.TokenInfo]]:
+        """Return the tokens that begin in a span."""
+        first, last = (bisect.bisect_left(self.tokens, offset, key=lambda token: token[0]) for offset in span)
+        return self.tokens[first:last]
+
+    def comments_in(self, span: Span) -> list[tuple[int, tokenize.TokenInfo]]:
+        """Return the comments in a span, each with its offset."""
+        return [(start, t) for start, _, t in self.tokens_in(span) if t.type == tokenize.COMMENT]
+
+    @functools.cached_property
+    def first_lines(self) -> dict[int, int]:
+        """Maps the number of each line of a statement to the number of the line on which the statement begins."""
+        first: dict[int, int] = {}
+        start = None
+        for _, _, token in self.tokens:
+            if token.type == tokenize.NEWLINE:
+                first.update(dict.fromkeys(range(start or 0, token.end[0] + 1), start or 0))
+                start = None
+            elif start is None and token.type not in _LAYOUT:
+                start = token.start[0]
+        return first
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement that contains a node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def arguments(self, call: ast.Call) -> list[Argument]:
+        """Return the arguments of a call, in the order of the source."""
+        nodes: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=self.span)
+        ends = [self.span(node)[1] for node in nodes]
+        return [self._argument(node, tokens) for node, tokens in zip(nodes, self._pieces(call, ends), strict=True)]
+
+    def removal(self, arguments: list[Argument], index: int) -> Span:
+        """Return the span to remove together with an argument: its line if nothing else is on it, or a comma."""
+        start, end = arguments[index].span
+        if index == 0:
+            return start, arguments[1].span[0] if len(arguments) > 1 else end
+        before = arguments[index - 1].span[1]
+        line = self.start_of_line(self.line_of(start))
+        rest = _REST_OF_LINE.match(self.text, end)
+        return (line, rest.end()) if rest and line > before else (before, end)
+
+    def _argument(self, node: ast.expr | ast.keyword, tokens: list[Span]) -> Argument:
+        span = tokens[0][0], tokens[-1][1]
+        if isinstance(node, ast.Starred):
+            return Argument("*", node.value, span, (tokens[1][0], span[1]))
+        if isinstance(node, ast.keyword):
+            return Argument(node.arg or "**", node.value, span, (tokens[2 if node.arg else 1][0], span[1]))
+        return Argument(None, node, span, span)
+
+    def _pieces(self, call: ast.Call, ends: list[int]) -> list[list[Span]]:
+        """Return the tokens of the arguments of a call that end at these offsets, without comments and line breaks."""
+        pieces: list[list[Span]] = [[]]
+        depth = 0
+        for start, end, token in self.tokens_in((self.span(call.func)[1], self.span(call)[1])):
+            if depth == 0:
+                # Closing parentheses around the called function may come first.
+                depth += token.string == "("
+                continue
+            depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
+            if depth == 0:
+                break
+            # A `lambda` has commas of its own.
+            if depth == 1 and token.string == "," and start >= ends[len(pieces) - 1]:
+                pieces.append([])
+            elif token.type not in _LAYOUT:
+                pieces[-1].append((start, end))
+        return [piece for piece in pieces if piece]

@@ -1,0 +1,202 @@
+"""Finds the uses of old names in a file, and the facts about the file on which their rewrite depends."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tf_lossscale.legacy import table
+from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod.old_state import OldState
+from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
+
+
+class Around(NamedTuple):
+    """The facts about the other files of a project on which the migration of one file depends."""
+
+    #: The names that other files import from this file, including "*" if they may use any of its names.
+    requested: frozenset[str] = frozenset()
+    #: Whether another file wraps an optimizer. None if there are no other files.
+    wraps: bool | None = None
+
+
+ALONE = Around()
+
+
+class Use(NamedTuple):
+    """An expression that refers to an old name, to a removed module, or to a name in a removed or private module."""
+
+    node: ast.expr
+    #: The qualified names that the expression may stand for.
+    dotted: frozenset[str]
+    #: The rows of the table of old names.
+    rows: tuple[table.Old, ...]
+    #: The variable at the beginning of the expression, if it stands for an old name or a removed module.
+    variable: Variable | None
+
+    @property
+    def roles(self) -> set[str]:
+        """The roles of the old names."""
+        return {row.role for row in self.rows}
+
+    @property
+    def canonical(self) -> set[str]:
+        """The canonical qualified names."""
+        return {names.canonical(dotted) for dotted in self.dotted}
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the expression can only be a name of TensorFlow, Keras or this package."""
+        libraries = ("keras.", "tensorflow.", "tf_lossscale.")
+        return all(names.canonical(dotted).startswith(libraries) for dotted in self.dotted)
+
+
+class Uses(Scopes):
+    """The uses of old names in one file.
+
+    >>> uses = Uses(b"from tensorflow.keras import mixed_precision as mp\\nmp.experimental.Policy('float32')")
+    >>> [use.rows[0].new for use in uses.uses]
+    ['keras.mixed_precision.Policy']
+
+    Args:
+        content: the bytes of the file.
+        around: facts about the other files of the project.
+
+    Raises:
+        ValueError: the file cannot be parsed.
+    """
+
+    def __init__(self, content: bytes, around: Around = ALONE):
+        super().__init__(content)
+        self.around = around
+        #: Where this file reads the old loss scale object of a wrapper.
+        self.state = OldState(self)
+        #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
+        self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
+        #: The uses of old names, in the order of the file.
+        self.uses: list[Use] = []
+        #: Assignments to old names in modules.
+        self.assigned: list[ast.Attribute] = []
+        #: Maps each variable to the names that read or delete it.
+        self.names: dict[Variable, list[ast.Name]] = {}
+        #: Old names in f-strings. Before Python 3.12, the parser does not know their places.
+        self.in_f_strings: list[ast.JoinedStr] = []
+        inner: set[ast.AST] = set()
+        f_strings = {node: each for each in self.nodes(ast.JoinedStr) for node in ast.walk(each)}
+        for node in self.parents:
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store) and (to := self.variable(node)):
+                self.names.setdefault(to, []).append(node)
+            if node in inner or not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
+                continue
+            if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+                if isinstance(node, ast.Attribute) and self.is_old(self.dotted(node)):
+                    self.assigned.append(node)
+                    inner.update(ast.walk(node))
+            elif (use := self._use(node)) and node in f_strings:
+                self.in_f_strings += [] if use.variable else [f_strings[node]]
+            elif use:
+                self.uses.append(use)
+                inner.update(ast.walk(node.args[0] if isinstance(node, ast.Call) else node))
+        #: The roles of the old names in this file.
+        self.roles = {role for use in self.uses for role in use.roles}
+
+    def _use(self, node: ast.expr) -> Use | None:
+        dotted = self.dotted(node)
+        known = {names.canonical(each) for each in dotted}
+        parents = {each.rpartition(".")[0] for each in known}
+        is_value = not isinstance(self.parents[node], ast.Attribute)
+        modules = {*table.MODULES, table.KERAS, *names.PRIVATE} if is_value else {*table.MODULES}
+        is_module = bool(known & modules) or self.is_old(self.looked_up(node, dotted))
+        rows = tuple(table.OLD[each] for each in sorted(known) if each in table.OLD)
+        if any(each.startswith(f"{table.LEGACY_MODULE}.") for each in dotted):
+            return None
+        if not rows and not is_module and not parents & (names.PRIVATE | table.MODULES.keys()):
+            return None
+        if any(map(names.in_copy, dotted)) or any(map(self.is_on_any_backend, dotted)):
+            rows = ()
+        root = self.root(node)
+        variable = self.variable(root) if root else None
+        return Use(node, dotted, rows, variable if root and self.is_old(self.dotted(root)) else None)
+
+    def looked_up(self, node: ast.AST, dotted: Iterable[str]) -> set[str]:
+        """Return the qualified names that a call with a module and a string, such as `hasattr`, looks up."""
+        call = self.parents[node]
+        is_first = isinstance(call, ast.Call) and len(call.args) > 1 and call.args[0] is node
+        name = string(call.args[1]) if isinstance(call, ast.Call) and is_first else None
+        return {f"{each}.{name}" for each in dotted if name and each != UNKNOWN}
+
+    def root(self, node: ast.AST) -> ast.Name | None:
+        """Return the name at the beginning of a dotted name, or of `getattr(dotted name, ...)`."""
+        while isinstance(node, ast.Attribute) or (
+            isinstance(node, ast.Call) and node.args and self.is_builtin(node.func, "getattr")
+        ):
+            node = node.value if isinstance(node, ast.Attribute) else node.args[0]
+        return node if isinstance(node, ast.Name) else None
+
+    def is_old(self, dotted: Iterable[str]) -> bool:
+        """Return whether one of these names is an old name, or a module whose names are all old."""
+        return any(names.canonical(each) in {*table.OLD, *table.MODULES, *names.PRIVATE} for each in dotted)
+
+    def is_on_any_backend(self, dotted: str) -> bool:
+        """Return whether a name is Keras's own class, in a file in which Keras may run on another backend."""
+        return not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer"
+
+    # Facts about a use. -----------------------------------------------------------------------------------------------
+
+    def called(self, use: Use) -> ast.Call | None:
+        """Return the call of a use, or None if the use is not called."""
+        call = self.parents[use.node]
+        return call if isinstance(call, ast.Call) and call.func is use.node else None
+
+    def is_tested(self, node: ast.AST) -> bool:
+        """Return whether a class is tested, annotated, or asked for an attribute, rather than called or stored."""
+        while True:
+            node, inner = self.parents[node], node
+            if isinstance(node, (ast.Attribute, ast.Compare, ast.MatchClass, ast.arg)):
+                return True
+            if isinstance(node, ast.Call):
+                return self.is_builtin(node.func, "isinstance", "issubclass")
+            if inner in (getattr(node, name, None) for name in ("test", "annotation", "returns")):
+                return True
+            if not isinstance(node, (ast.BinOp, ast.BoolOp, ast.List, ast.Subscript, ast.Tuple, ast.UnaryOp)):
+                return False
+
+    @functools.cached_property
+    def aliases(self) -> dict[ast.AST, Variable]:
+        """Maps the value of each assignment to the variable that it is assigned to."""
+        return {each.value: variable for variable, bound in self.bindings.items() for each in bound if each.value}
+
+    def is_exported(self, variable: Variable, uses: int) -> bool:
+        """Return whether other code may read a variable of this file: another file, a string, or a class's objects.
+
+        An import that nothing in this file uses is there for others.
+        """
+        scope, name = variable
+        is_requested = isinstance(scope, ast.Module) and bool({name, "*"} & self.around.requested)
+        return uses == 0 or is_requested or name in self.quoted or isinstance(scope, ast.ClassDef)
+
+    # Facts about the file. --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def constructs(self) -> bool:
+        """Whether this file wraps an optimizer."""
+        made = (use.node for use in self.uses if use.roles & {*names.WRAPPERS, table.GRAPH_REWRITE})
+        return self.uses_legacy or any(
+            not self.is_tested(node) or getattr(self.parents[node], "attr", "") == "from_config" for node in made
+        )
+
+    @functools.cached_property
+    def uses_legacy(self) -> bool:
+        """Whether this file uses the names of this package that have their old meaning."""
+        legacy = f"{table.LEGACY_MODULE}."
+        used = {dotted for node in self.nodes(ast.Attribute) for dotted in self.dotted(node)}
+        return any(f"{dotted}.".startswith(legacy) for dotted in used | self.modules)
+
+    @functools.cached_property
+    def keeps_old_state(self) -> bool:
+        """Whether this file makes the experimental wrapper, and reads the state of its old loss scale object."""
+        made = [use for use in self.uses if use.roles == {table.EXPERIMENTAL} and not self.is_tested(use.node)]
+        return bool(made and self.state.reads)
