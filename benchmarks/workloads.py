@@ -4,8 +4,6 @@ import itertools
 
 import tensorflow as tf
 
-from tf_lossscale.training.lenet import lenet5
-
 
 def _resnet50() -> list[tuple[int, ...]]:
     """Return the shapes of a ResNet-50's kernels, scales and offsets: 160 variables, without the last layer's bias."""
@@ -24,7 +22,6 @@ def _resnet50() -> list[tuple[int, ...]]:
 
 RESNET, SPARSE = "ResNet-50", "2 embeddings"
 MODELS = ("convnet", "transformer")
-LENET = "LeNet-5, mixed_float16"
 
 
 def shapes(workload: str) -> list[tuple[int, ...]]:
@@ -57,26 +54,9 @@ def gradients(workload: str) -> list:
     ]
 
 
-def layers(workload: str):
-    """Return (variables, loss). `loss()` reshapes each variable to 1000 columns and multiplies a fixed matrix by it.
-
-    The gradients are therefore matrix products, as in most layers. If they were computed elementwise, a compiler could
-    fuse them with scaling and unscaling, which would hide the cost of the loss scale.
-    """
-    matrices = variables(workload)
-    heights = [matrix.shape.num_elements() // 1000 for matrix in matrices]
-    rows = [tf.random.stateless_normal([8, height], [i, 6]) for i, height in enumerate(heights)]
-
-    def loss() -> tf.Tensor:
-        products = [x @ tf.reshape(matrix, [-1, 1000]) for x, matrix in zip(rows, matrices)]
-        return tf.add_n([tf.nn.l2_loss(product + 1.0) for product in products])
-
-    return matrices, loss
-
-
 def model(name: str):
     """Return a small model's variables and a function that computes the model's loss on one fixed batch."""
-    return {"convnet": _convnet, "transformer": _transformer, LENET: _lenet}[name]()
+    return {"convnet": _convnet, "transformer": _transformer}[name]()
 
 
 def _normal(*shape: int, seed: int) -> tf.Variable:
@@ -99,17 +79,6 @@ def _convnet():
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
     return [*kernels, *shifts, last], loss
-
-
-def _lenet():
-    model = lenet5("mixed_float16")
-    images = tf.random.stateless_normal([64, 32, 32, 1], [3, 4])
-    labels = tf.random.stateless_uniform([64], [3, 5], maxval=10, dtype=tf.int32)
-
-    def loss() -> tf.Tensor:
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True)))
-
-    return model.trainable_variables, loss
 
 
 def _transformer():

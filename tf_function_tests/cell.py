@@ -138,6 +138,8 @@ class Cell:
         return list(of_all_workers(copies[0]).numpy()) if strategies.ROLE == "worker" else copies
 
     def _local_copies(self, variable):
+        if tf.is_tensor(variable) and not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
+            return [variable.numpy()]
         if not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)):
             variable = variable.value
         if self.strategy is None:

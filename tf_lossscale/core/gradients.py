@@ -63,7 +63,32 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     def unscaled(values: tf.Tensor) -> tf.Tensor:
         return divide(optimization_barrier(values), scale)
 
-    return [over_values(unscaled, gradient) for gradient in floating(gradients)]
+    result = floating(gradients)
+    for positions in _alike(result):
+        if len(positions) == 1:
+            result[positions[0]] = over_values(unscaled, result[positions[0]])
+        else:
+            # A stack needs no barrier, because the graph optimizer merges no operations across it.
+            quotients = divide(tf.stack([result[i] for i in positions]), scale)
+            for i, quotient in zip(positions, tf.unstack(quotients)):
+                result[i] = quotient
+    return result
+
+
+def _alike(gradients: list[Any]) -> list[list[int]]:
+    """Group the positions of small tensors that can be stacked, because each operation takes longer than their values.
+
+    Other tensors and IndexedSlices are groups of one. XLA fuses operations, so in its functions every group is of one.
+    """
+    groups: dict[Any, list[int]] = {}
+    compiled = in_xla_context()
+    for i, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        small = not isinstance(gradient, tf.IndexedSlices) and (gradient.shape.num_elements() or _SMALL + 1) <= _SMALL
+        key = (gradient.dtype, tuple(gradient.shape), gradient.device) if small and not compiled else i
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
 
 
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
@@ -162,31 +187,20 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     Returns:
         A bool scalar tensor, which is True if there is no gradient at all.
     """
-    large: list[tf.Tensor] = []
-    groups: dict[Any, list[tf.Tensor]] = {}
-    for gradient in gradients:
-        if gradient is None:
-            continue
-        values = _sums_of_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-        size = values.shape.num_elements()
-        if size is not None and size <= _SMALL:
-            # Small gradients are concatenated, because each operation takes longer than their values.
-            groups.setdefault((values.dtype, values.device), []).append(values)
-        else:
-            large.append(values)
-    small = [
-        group[0] if len(group) == 1 else tf.concat([tf.reshape(values, [-1]) for values in group], 0)
-        for group in groups.values()
-    ]
+    each = [_sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    to_check = [tf.stack([each[i] for i in at]) if len(at) > 1 else each[at[0]] for at in _alike(each)]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
-    wide = [] if in_xla_context() else [values for values in large if values.dtype in (tf.float32, tf.float64)]
-    if not wide:
-        return _every_value_is_finite([*small, *large])
-    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in wide])
-    others = [*small, *(values for values in large if values.dtype not in (tf.float32, tf.float64))]
+    summed: list[tf.Tensor] = []
+    others: list[tf.Tensor] = []
+    for values in to_check:
+        is_large = (values.shape.num_elements() or _SMALL + 1) > _SMALL
+        (summed if is_large and values.dtype in (tf.float32, tf.float64) else others).append(values)
+    if not summed or in_xla_context():
+        return _every_value_is_finite(to_check)
+    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in summed])
     proven = tf.logical_and(tf.math.is_finite(sums), _every_value_is_finite(others))
-    return tf.cond(proven, lambda: tf.constant(True), lambda: _every_value_is_finite([*small, *large]))
+    return tf.cond(proven, lambda: tf.constant(True), lambda: _every_value_is_finite(to_check))
 
 
 def _every_value_is_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -629,8 +629,10 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             variables = as_list(var_list()) if callable(var_list) else var_list
             scaled_loss = self.get_scaled_loss(loss)
         pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
-        unscaled = self.get_unscaled_gradients([g for g, _ in pairs])
-        return [(g if self._family.overwrites(v) else divided, v) for divided, (g, v) in zip(unscaled, pairs)]
+        # A gradient that is a variable's new value does not depend on the scale.
+        kept = [g if self._family.overwrites(v) else None for g, v in pairs]
+        unscaled = self.get_unscaled_gradients([None if new is not None else g for new, (g, _) in zip(kept, pairs)])
+        return [(divided if new is None else new, v) for new, divided, (_, v) in zip(kept, unscaled, pairs)]
 
     @do_not_convert
     def minimize(
