@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import clock, contenders, pytorch, workloads
-from tf_lossscale.core import exponents, finite
+from tf_lossscale.core import finite
+from tf_lossscale.diagnosis import exponents
 
 GROWTH = (
     *(f"{count} x 1k" for count in (10, 30, 100, 300, 1000, 2000)),

@@ -4,8 +4,6 @@ import itertools
 
 import tensorflow as tf
 
-from tf_lossscale.training.lenet import lenet5
-
 
 def _resnet50() -> list[tuple[int, ...]]:
     """Return the shapes of a ResNet-50's kernels, scales and offsets: 160 variables, without the last layer's bias."""
@@ -102,7 +100,21 @@ def _convnet():
 
 
 def _lenet():
-    model = lenet5("mixed_float16")
+    layers, half = tf.keras.layers, "mixed_float16"
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((32, 32, 1)),
+            layers.Conv2D(6, 5, activation="relu", dtype=half),
+            layers.AveragePooling2D(2, dtype=half),
+            layers.Conv2D(16, 5, activation="relu", dtype=half),
+            layers.AveragePooling2D(2, dtype=half),
+            layers.Flatten(dtype=half),
+            layers.Dense(120, activation="relu", dtype=half),
+            layers.Dense(84, activation="relu", dtype=half),
+            layers.Dense(10, dtype=half),
+            layers.Activation("linear", dtype="float32"),
+        ]
+    )
     images = tf.random.stateless_normal([64, 32, 32, 1], [3, 4])
     labels = tf.random.stateless_uniform([64], [3, 5], maxval=10, dtype=tf.int32)
 

@@ -27,6 +27,13 @@ assert optimizer.variables() == optimizer.variables
 assert len(optimizer.weights) == len(optimizer.get_weights())
 optimizer.set_weights(optimizer.get_weights())
 """,
+    "PrecisionReport": """
+optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
+weight = tf.Variable(1.0, name="weight")
+optimizer.minimize(lambda: weight**2, [weight])
+report = optimizer.precision_report()
+report.step, report.scale, report.total.zeros, report.advice, report.counts.names
+""",
     "tf_lossscale.LossScale": """
 class Constant(LossScale):
     def __call__(self):

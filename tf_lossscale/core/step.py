@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tf_lossscale.core import compiled_steps, diagnosis, finite, replicas
+from tf_lossscale.core import compiled_steps, finite, replicas
 from tf_lossscale.core.graphs import finished, operations
+from tf_lossscale.core.norm import global_norm
 from tf_lossscale.core.state import LossScale
 from tf_lossscale.core.twins import has_faster_twin
 
@@ -158,7 +159,7 @@ def _apply_if_finite(
 ) -> Any:
     """Check gradients; if they are finite, call `apply(to_apply)`, otherwise skip the step. Record the outcome."""
     to_check = gradients if consensus is None else consensus
-    norm = {"norm": diagnosis.global_norm(to_check)} if loss_scale.uses_norm else {}
+    norm = {"norm": global_norm(to_check)} if loss_scale.uses_norm else {}
     applied = loss_scale.check(to_check, **norm)
 
     def skip() -> list[Any]:

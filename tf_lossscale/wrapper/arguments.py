@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tf_lossscale import errors
 from tf_lossscale.core.compiled_steps import CompiledSteps
-from tf_lossscale.core.diagnosis import Diagnosis
-from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.diagnosis.exponents import EVERY, Exponents
+from tf_lossscale.diagnosis.overflow import Diagnosis
 
 
 def loss_scale(

@@ -11,12 +11,12 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import notes, replicas, scaling, state
-from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.state import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.step import take_step
 from tf_lossscale.core.variables import readable
+from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.wrapper import arguments, contract, families, rule_settings
 from tf_lossscale.wrapper.configs import Configurable
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, require_fitting, tensors_of, unzip

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_lossscale.core.compiled_steps import CompiledSteps
-from tf_lossscale.core.diagnosis import Diagnosis
-from tf_lossscale.core.exponents import Exponents
+from tf_lossscale.diagnosis.exponents import Exponents
+from tf_lossscale.diagnosis.overflow import Diagnosis
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.loss_factor import LossFactor

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.state import DynamicLossScale
 from tf_lossscale.core.variables import as_number, value_or_zero
+from tf_lossscale.diagnosis.exponents import Exponents
+from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.precision.counts import ExponentCounts
-from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.wrapper.parts import Parts
 
 if TYPE_CHECKING:

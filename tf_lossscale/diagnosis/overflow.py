@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.finite import nonfinite_kind
+from tf_lossscale.core.norm import global_norm
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 
 
@@ -93,22 +94,6 @@ class Diagnosis(Variables):
         return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
 
 
-def global_norm(gradients: list[Any]) -> tf.Tensor:
-    """Return the global norm of the gradients.
-
-    >>> global_norm([tf.constant([3.0]), None, tf.constant([4.0])]).numpy().item()
-    5.0
-
-    Args:
-        gradients: tensors, IndexedSlices or None.
-
-    Returns:
-        A float32 scalar tensor, which is infinite or NaN if any gradient contains infinity or NaN.
-    """
-    wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
-    return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
-
-
 def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
     """Return the table of counts, updated for a skipped step."""
     kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in checked])
@@ -116,7 +101,3 @@ def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
     bad = infinite + nan
     last = tf.where(bad > 0, step, table[:, 1])
     return tf.stack([table[:, 0] + bad, last, table[:, 2] + infinite, table[:, 3] + nan], axis=1)
-
-
-def _values(gradient: Any) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
