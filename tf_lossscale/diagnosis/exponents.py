@@ -161,22 +161,24 @@ def table(gradients: list[Any]) -> tf.Tensor:
 
 def _row(values: tf.Tensor) -> tf.Tensor:
     # The exponent is read from the bits of a value, so it is exact for powers of two and for subnormal numbers. Float32
-    # represents all values of float16 and bfloat16.
+    # represents all values of float16 and bfloat16. The bits are compared as unsigned integers, because TensorFlow
+    # compares int32 tensors of a GPU on the host.
     if values.dtype == tf.float64:
-        integer, mantissa, exponent = tf.int64, 52, 11
+        signed, unsigned, mantissa, exponent = tf.int64, tf.uint64, 52, 11
     else:
         values = tf.cast(values, tf.float32)
-        integer, mantissa, exponent = tf.int32, 23, 8
-    magnitude = tf.bitwise.bitwise_and(tf.bitcast(tf.reshape(values, [-1]), integer), integer.max)
+        signed, unsigned, mantissa, exponent = tf.int32, tf.uint32, 23, 8
+    bits = tf.bitcast(tf.reshape(values, [-1]), unsigned)
+    magnitude = tf.bitwise.bitwise_and(bits, tf.constant(signed.max, unsigned))
     infinite_or_nan = 2**exponent - 1
-    kinds = tf.bitwise.right_shift(magnitude, tf.constant(mantissa, integer))
+    kinds = tf.bitcast(tf.bitwise.right_shift(magnitude, tf.constant(mantissa, unsigned)), signed)
     for special, kind in ((0, infinite_or_nan + 1), (infinite_or_nan << mantissa, infinite_or_nan + 2)):
-        kinds = tf.where(tf.equal(magnitude, special), tf.constant(kind, integer), kinds)
+        kinds = tf.where(tf.equal(magnitude, tf.constant(special, unsigned)), tf.constant(kind, signed), kinds)
     bias = 2 ** (exponent - 1) - 1
     columns = [*(column(kind - bias) for kind in range(infinite_or_nan)), NAN, ZEROS, INFINITE]
     # The raw operation is faster than tf.math.bincount, which also computes the maximum of all values.
     histogram = tf.raw_ops.DenseBincount(
-        input=kinds, size=tf.constant(len(columns), integer), weights=tf.constant([], tf.int32)
+        input=kinds, size=tf.constant(len(columns), signed), weights=tf.constant([], tf.int32)
     )
     # TensorFlow cannot stack int32 tensors on a GPU.
     return tf.cast(tf.math.unsorted_segment_sum(histogram, np.array(columns), COLUMNS), tf.int64)

@@ -14,8 +14,6 @@ from tf_lossscale.optimizers.groups import FirstRate, ParameterGroup, Rate
 if TYPE_CHECKING:
     from tf_lossscale.types import Variable
 
-Pairs = Iterable[tuple[Any, Any]]
-
 # The class for each Keras library also derives from the library's Optimizer class, which mypy does not know.
 _Hooked: Any = hooks.Hooked
 
@@ -244,13 +242,13 @@ class AdafactorBase(_Hooked):
         # Do nothing, because Adafactor's own update includes the weight decay.
         pass
 
-    def _update_on_devices(self, distribution: Any, grads_and_vars: Pairs) -> None:
+    def _update_on_devices(self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
         def call(variable: Any, function: Any, arguments: Any) -> None:
             distribution.extended.update(variable, function, args=arguments, group=False)
 
         self._update_all(grads_and_vars, call)
 
-    def _update_all(self, grads_and_vars: Pairs, call: Callable[..., Any]) -> None:
+    def _update_all(self, grads_and_vars: Iterable[tuple[Any, Any]], call: Callable[..., Any]) -> None:
         """Update the variables. `call(variable, function, arguments)` calls a function on the variable's device."""
         members: dict[int, dict[int, tuple[Any, Any]]] = {}
         for gradient, variable in grads_and_vars:

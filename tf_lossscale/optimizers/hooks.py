@@ -189,12 +189,15 @@ class Hooked:
     @property
     def has_step_hooks(self) -> bool:
         """Whether any step hook is registered."""
-        return any(hook for when in ("pre", "post") for hooks in self._step_hooks(when) for hook in hooks)
+        return any(map(list, itertools.chain(*self._step_hooks.values())))
 
-    def _step_hooks(self, when: str) -> tuple[Hooks, Hooks]:
-        """Return the hooks to call before a step ("pre") or after it ("post"), in calling order."""
-        own = self._hooks[f"step_{when}"]
-        return (before_every_step, own) if when == "pre" else (own, after_every_step)
+    @property
+    def _step_hooks(self) -> dict[str, tuple[Hooks, Hooks]]:
+        """The hooks to call before a step ("pre") and after it ("post"), in calling order."""
+        return {
+            "pre": (before_every_step, self._hooks["step_pre"]),
+            "post": (self._hooks["step_post"], after_every_step),
+        }
 
     def _between_hooks(self, update: Callable[[], Any], variables: Callable[[], Iterable[tf.Variable]]) -> Any:
         """Call `update`, and call the step hooks before and after it. `variables` returns the updated variables.
@@ -205,7 +208,7 @@ class Hooked:
         if self._in_step:
             return update()
         if not self.has_step_hooks:
-            for hooks in (*self._step_hooks("pre"), *self._step_hooks("post")):
+            for hooks in itertools.chain(*self._step_hooks.values()):
                 hooks.traced_without |= not tf.executing_eagerly()
             return update()
         if in_xla_context():
@@ -229,7 +232,7 @@ class Hooked:
         return result
 
     def _call(self, when: str) -> None:
-        for hook in itertools.chain(*self._step_hooks(when)):
+        for hook in itertools.chain(*self._step_hooks[when]):
             result = hook(self, (self,), {})
             if result is not None and when == "pre":
                 raise RuntimeError(
@@ -262,7 +265,7 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
             # graph.
             return step(self, *args, **kwargs)
         args = (self, *args)
-        for hook in itertools.chain(*self._step_hooks("pre")):
+        for hook in itertools.chain(*self._step_hooks["pre"]):
             result = hook(self, args, kwargs)
             if result is None:
                 continue
@@ -273,7 +276,7 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
             args, kwargs = result
         with replicas.overriding(self, _in_step=True):
             loss = step(*args, **kwargs)
-        for hook in itertools.chain(*self._step_hooks("post")):
+        for hook in itertools.chain(*self._step_hooks["post"]):
             hook(self, args, kwargs)
         return loss
 
