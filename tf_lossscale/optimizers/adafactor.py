@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -275,8 +275,9 @@ class AdafactorBase(_Hooked):
             gradients, (first, *others) = zip(*(pairs[i] for i in stack))
             wide = adafactor_rule.compute_dtype(tf.as_dtype(first.dtype))
             if wide not in sizes:
-                sizes[wide] = adafactor_rule.step_sizes(tf.cast(steps, wide), tf.cast(rate, wide), group["beta2_decay"])
-            weights, rates = (tf.gather(each, stack) for each in sizes[wide])
+                both = adafactor_rule.step_sizes(tf.cast(steps, wide), tf.cast(rate, wide), group["beta2_decay"])
+                sizes[wide] = [tf.unstack(each) for each in both]
+            weights, rates = (_stacked([each[i] for i in stack]) for each in sizes[wide])
             decays = group["weight_decay"] and self._use_weight_decay(first)
             shrink = tf.cast(rate, wide) * group["weight_decay"] if decays else None
 
@@ -312,20 +313,31 @@ class AdafactorBase(_Hooked):
         parameters = [self._tensor_variable(variable) for variable in variables]
         kept = [[self._tensor_variable(m) for m in self._moments[self._var_key(v)].values()] for v in variables]
         changes, moments = adafactor_rule.update(
-            tf.stack([parameter.read_value() for parameter in parameters]),
+            _stacked([parameter.read_value() for parameter in parameters]),
             # Converting IndexedSlices to a tensor adds up the rows with the same index.
-            tf.stack([tf.convert_to_tensor(gradient) for gradient in gradients]),
-            [tf.stack(each) for each in zip(*kept)],
+            _stacked([tf.convert_to_tensor(gradient) for gradient in gradients]),
+            [_stacked(each) for each in zip(*kept)],
             weights,
             rates,
             shrink=shrink,
             **{name: group[name] for name in ("eps", "d", "maximize")},
         )
-        for parameter, change in zip(parameters, tf.unstack(changes)):
+        for parameter, change in zip(parameters, _unstacked(changes)):
             parameter.assign_sub(change, read_value=False)
         for targets, values in zip(zip(*kept), moments):
-            for target, value in zip(targets, tf.unstack(values)):
+            for target, value in zip(targets, _unstacked(values)):
                 target.assign(value, read_value=False)
+
+
+# In eager mode, these two functions are much faster for one tensor than `tf.stack` and `tf.unstack`.
+
+
+def _stacked(tensors: Sequence[Any]) -> tf.Tensor:
+    return tf.stack(tensors) if len(tensors) > 1 else tf.expand_dims(tensors[0], 0)
+
+
+def _unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
+    return tf.unstack(stack) if stack.shape[0] > 1 else [tf.squeeze(stack, 0)]
 
 
 def _numbered(name: str, group: int) -> str:

@@ -113,8 +113,8 @@ def update(
     shape = parameters.shape[1:]
     if not shape.num_elements():
         return tf.zeros_like(parameters), list(moments)
-    weights, rates = (tf.reshape(each, [-1] + [1] * shape.rank) for each in (weights, rates))
-    axes = list(range(1, shape.rank + 1))
+    if parameters.shape[0] > 1:
+        weights, rates = (tf.reshape(each, [-1] + [1] * shape.rank) for each in (weights, rates))
     eps1 = _SPACING[dtype] if eps[0] is None else eps[0]
     x, g = tf.cast(parameters, wide), tf.cast(gradients, wide)
 
@@ -129,13 +129,21 @@ def update(
         new = [_toward(tf.cast(moments[0], wide), squared, weights)]
         estimate = new[0]
     direction = g * tf.math.rsqrt(tf.maximum(estimate, eps1 * eps1))
-    length = _larger(tf.reduce_mean(tf.square(x), axes, keepdims=True), eps[1] ** 2)
-    length /= _larger(tf.reduce_mean(tf.square(direction), axes, keepdims=True) / d**2, 1.0)
+    length = _larger(_mean_square(x), eps[1] ** 2)
+    length /= _larger(_mean_square(direction) / d**2, 1.0)
     length = rates * tf.sqrt(length)
     change = (-length if maximize else length) * direction
     if shrink is not None:
         change += shrink * x
     return tf.cast(change, dtype), [_narrowed(each, dtype) for each in new]
+
+
+def _mean_square(stack: tf.Tensor) -> tf.Tensor:
+    """Return the mean square of each entry of a stack, in a shape that broadcasts to the stack."""
+    if stack.shape[0] == 1:
+        # `l2_loss` reads the values once, without creating a tensor of the same size.
+        return tf.nn.l2_loss(stack) * (2 / stack.shape.num_elements())
+    return tf.reduce_mean(tf.square(stack), list(range(1, stack.shape.rank)), keepdims=True)
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
