@@ -229,6 +229,8 @@ handles = [
     optimizer.register_load_state_dict_post_hook(lambda optimizer: None),
 ]
 loss = optimizer.step(lambda: tf.reduce_sum(kernel**2))
+if hasattr(optimizer, "apply"):  # a method of Keras 3
+    optimizer.apply([tf.ones(kernel.shape)], [kernel])
 optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
 optimizer.lr, optimizer.beta2_decay, optimizer.eps, optimizer.d, optimizer.weight_decay
