@@ -16,7 +16,7 @@ unit: export TF_NUM_INTRAOP_THREADS ?= 1
 
 ## Install the package and run the demo.
 demo: $(VENV)/.demo
-	$(BIN)/tf-lossscale train --out runs
+	$(BIN)/python examples/float16_demo.py --out runs
 
 ## Run everything that must pass: lint, type check, doctests, and all tests except the slow ones.
 test: $(VENV)/.test
@@ -156,10 +156,10 @@ clean:
 
 $(VENV)/.demo: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e '.[train]'
+	$(BIN)/python -m pip install -q -e '.[demo]'
 	touch $@
 
 $(VENV)/.test: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e '.[train,test]'
+	$(BIN)/python -m pip install -q -e '.[demo,test]'
 	touch $@

@@ -42,7 +42,7 @@ TESTS = {
     ),
 }
 ALONE = ("hypothesis", "pytest", "pytest-timeout")
-ALL = (".[train,plot,sonnet]", "h5py", "tensorboard", *ALONE)
+ALL = (".[demo,plot,sonnet]", "h5py", "tensorboard", *ALONE)
 
 CELLS = [
     nox.param(python, tensorflow, libraries, id=f"{tensorflow}-{python}-{libraries}")
@@ -98,7 +98,7 @@ def libraries(session, tensorflow):
 
 
 # The extras of setup.cfg that the doctests, the contract tests and the demo need.
-EXTRAS = "plot,probability,sonnet,tf-keras,train"
+EXTRAS = "demo,plot,probability,sonnet,tf-keras"
 # The contract tests, which `installed` runs for Keras 3's optimizers without distribution strategies.
 PROMISES = ("tests/wrapper/test_contract.py", "tests/wrapper/test_optimizer.py", "tf_function_tests/test_promises.py")
 
@@ -134,7 +134,7 @@ def try_out(session, file):
 
     run("python", "-m", "pip", "install", "-q", f"tf-lossscale[{EXTRAS}] @ {file.as_uri()}")
     run("python", "-c", "import sys, tf_lossscale as ours; assert ours.__file__.startswith(sys.prefix), ours.__file__")
-    run("tf-lossscale", "train", "--out", "runs")
+    run("python", "examples/float16_demo.py", "--out", "runs")
     run("python", "-m", "pip", "install", "-q", "h5py", "tensorboard", *ALONE)
     pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml")
     run(*pytest, "--doctest-modules", "--pyargs", "tf_lossscale")

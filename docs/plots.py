@@ -2,6 +2,8 @@
 
 import argparse
 import pathlib
+import runpy
+import tempfile
 
 import matplotlib
 import numpy as np
@@ -10,9 +12,6 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 import tf_lossscale
-from tf_lossscale.monitoring import exponent_plot
-from tf_lossscale.training import lenet, report
-from tf_lossscale.training.settings import SETUPS, Settings
 
 STYLE = {"svg.hashsalt": "tf-lossscale", "font.size": 9, "figure.figsize": (7, 3)}
 WEIGHT = 1e-5  # of the loss, as one of several in a sum may have
@@ -98,18 +97,22 @@ def draw_scale(path, steps=300):
     return len(skipped)
 
 
-def draw_demo(folder, settings=None):
-    """Draws the pictures of the demo: its run, and the most recent counts of each variable's exponents.
+def draw_demo(folder, steps=300):
+    """Draws the pictures of the demo: its run with loss scaling, and the last counts of each variable's exponents.
 
     Returns the number of skipped steps, and the number of steps whose gradients were counted.
     """
-    settings = settings or Settings()
-    run = lenet.Run(SETUPS[-1], settings)
-    for batch in lenet.Digits(settings.seed).batches(0, settings.steps):
-        run.step(*batch)
-    report.plot(run.history, run.exponents, folder / "training.svg")
-    exponent_plot.draw_variables(run.exponents[-1], folder / "exponents.svg")
-    return run.skipped, len(run.exponents)
+    demo = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "examples" / "float16_demo.py"))
+    training, _ = demo["digits"]()
+    with tempfile.TemporaryDirectory() as out:
+        _, values, reports = demo["train"]("float16 with scaling", training, steps, pathlib.Path(out), resume=False)
+    history = demo["history"](values)
+    for name, figure in (
+        ("training", tf_lossscale.diagnosis.plot(reports, history)),
+        ("exponents", tf_lossscale.diagnosis.plot(reports[-1])),
+    ):
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    return int(values["skipped"].sum()), len(reports)
 
 
 def main(arguments=None):

@@ -3,9 +3,9 @@
     python examples/distributed.py                  # two virtual devices on this machine, MirroredStrategy
     python examples/distributed.py --workers 2      # two processes, MultiWorkerMirroredStrategy; one of them dies
 
-The `tf-lossscale train` command uses the same model and data. With `--workers`, the worker with the highest number
-exits during training to simulate a crash. All workers are then restarted. They resume from the last checkpoint, which
-contains the loss scale, its counter and the optimizer's slots. Each process prints its progress.
+The model and the data are those of float16_demo.py. With `--workers`, the worker with the highest number exits during
+training to simulate a crash. All workers are then restarted. They resume from the last checkpoint, which contains the
+loss scale, its counter and the optimizer's slots. Each process prints its progress.
 """
 
 import argparse
@@ -19,9 +19,9 @@ import tempfile
 import time
 
 import tensorflow as tf
+from float16_demo import batches, digits, lenet5
 
 import tf_lossscale
-from tf_lossscale.training.lenet import Digits, lenet5
 
 # The global batch size, that is, the number of examples per step on all replicas together.
 BATCH = 64
@@ -69,9 +69,9 @@ def train(strategy, steps, directory, dies_at=None):
     def step(images, labels):
         return strategy.reduce("SUM", strategy.run(replica_step, args=(images, labels)), axis=None)
 
-    digits = Digits(seed=0)
+    training, (images, labels) = digits()
     first = int(done.numpy())
-    for i, batch in zip(range(first, steps), digits.batches(first, steps)):
+    for i, batch in zip(range(first, steps), batches(training, first, steps)):
         if i == dies_at:
             say(f"{name}: dies before step {i}")
             os._exit(1)
@@ -84,7 +84,6 @@ def train(strategy, steps, directory, dies_at=None):
         if i % SAVES_EVERY == SAVES_EVERY - 1:
             manager.save()
 
-    images, labels = digits.test
     accuracy = float(tf.reduce_mean(tf.cast(tf.argmax(model(images), axis=1) == labels, tf.float32)))
     counter, count = int(optimizer.dynamic_counter.numpy()), int(tf.convert_to_tensor(optimizer.iterations))
     say(f"{name}: accuracy {accuracy:.1%}, {power(optimizer.loss_scale)}, counter {counter}, {count} iterations")

@@ -7,14 +7,12 @@ bug. If a fault cannot be injected on this computer, its function has a `why_not
 import contextlib
 import copy
 import functools
-import json
 import os
 import pathlib
 import pickle
 import resource
 import signal
 import subprocess
-import tempfile
 import threading
 import traceback
 
@@ -56,27 +54,6 @@ def assert_whole(name, kind, directory, count, what):
             continue
         assert_same(trainee.state(), expected(name)[i], f"{what}: save {i}")
         assert trainee.is_finite(), f"{what}: save {i}"
-
-
-def killed_train_command(random, directory):
-    """Kill `tf-lossscale train` while it saves. `--resume` must then give the same result as an uninterrupted run."""
-    options = ["--steps", "6", "--no-compare", "--out", f"{directory}/run"]
-    assert children.run(saves.train_command, f"{directory}/run", options, 2) == 130
-    resume = ["--resume", *options[2:]]
-    children.run(saves.train_command, f"{directory}/run", resume, 2, killed_at=random.randrange(12))
-    assert children.run(saves.train_command, f"{directory}/run", resume, None) == 0
-    found = json.loads(pathlib.Path(directory, "run", "state.json").read_text())
-    whole = _whole_train_run()
-    for key in ("loss_scale", "counter", "history"):
-        assert found[key] == whole[key], f"{key}: {found[key]}, not {whole[key]}"
-
-
-@functools.cache
-def _whole_train_run():
-    with tempfile.TemporaryDirectory() as directory:
-        options = ["--steps", "6", "--no-compare", "--out", directory]
-        assert children.run(saves.train_command, directory, options, None) == 0
-        return json.loads(pathlib.Path(directory, "state.json").read_text())
 
 
 def _refused(begin, directory, name, kind, refuse):
@@ -265,7 +242,6 @@ def _needs_root(function, why="needs to be root"):
 FAULTS = [
     killed_while_saving,
     killed_while_saving,
-    killed_train_command,
     small_files_only,
     _needs_root(full_file_system),
     _needs_root(read_only_folder),

@@ -1,16 +1,13 @@
 """Models that are saved after every training step, in one of several formats. Injected faults interrupt the saves."""
 
 import functools
-import os
 import pathlib
-import signal
 
 import numpy as np
 import tensorflow as tf
 
 from tests.families import FAMILIES
-from tf_lossscale import LossScaleOptimizer, cli
-from tf_lossscale.training import lenet
+from tf_lossscale import LossScaleOptimizer
 
 STEPS = 6
 BATCH = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
@@ -118,26 +115,3 @@ def assert_same(one, other, what):
     """Assert that two states are exactly equal."""
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=what)
-
-
-def train_command(begin, directory, options, interrupted_at):
-    """Run `tf-lossscale train`, and send SIGINT to it after `interrupted_at` steps.
-
-    Call `begin()` right before the signal. If `interrupted_at` is None, do not interrupt the command.
-
-    Returns:
-        The exit code of the command.
-    """
-    del directory
-    step, taken = lenet.Run.step, []
-
-    def counting(self, *arguments):
-        record = step(self, *arguments)
-        taken.append(record)
-        if len(taken) == interrupted_at:
-            begin()
-            os.kill(os.getpid(), signal.SIGINT)
-        return record
-
-    lenet.Run.step = counting
-    return cli.main(["train", *options])

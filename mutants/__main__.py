@@ -39,7 +39,7 @@ MORE_TESTS = {
     "core/state.py": ("tests/wrapper/test_optimizer.py", "tests/wrapper/test_readings.py"),
     "core/step.py": ("tests/wrapper/test_contract.py", "tests/wrapper/test_gradient_handling.py"),
     "core/replicas.py": ("tf_function_tests/test_promises.py",),
-    "core/diagnosis.py": ("tests/wrapper/test_readings.py",),
+    "diagnosis/overflow.py": ("tests/wrapper/test_readings.py",),
     "wrapper/update.py": ("tests/wrapper/test_contract.py", "tests/wrapper/test_gradient_handling.py"),
     "families/keras3.py": ("tests/test_families.py", "tests/test_fit.py"),
 }

@@ -82,13 +82,13 @@ def test_bad_arguments_exit_with_2_and_show_the_usage(arguments, capsys):
 
 
 def test_ctrl_c_in_a_command_exits_with_130(monkeypatch):
-    from tf_lossscale.training import command
+    from tf_lossscale.migrate.checkpoints import inspect_command
 
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run", interrupted)
-    assert cli.main(["train"]) == 130
+    monkeypatch.setattr(inspect_command, "run", interrupted)
+    assert cli.main(["inspect", "logs"]) == 130
 
 
 def test_ctrl_c_while_a_command_is_loaded_exits_with_130(monkeypatch, capsys):
@@ -96,7 +96,7 @@ def test_ctrl_c_while_a_command_is_loaded_exits_with_130(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.importlib, "import_module", interrupted)
-    assert cli.main(["train"]) == 130
+    assert cli.main(["inspect", "logs"]) == 130
     assert capsys.readouterr().err == ""
 
 
@@ -123,5 +123,5 @@ for command in ([], *([name] for name in cli._COMMANDS)):
 print(sorted(sys.modules))
 """
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "'tf_lossscale.training.command'" in loaded
+    assert "'tf_lossscale.migrate.checkpoints.inspect_command'" in loaded
     assert "'tensorflow'" not in loaded

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -19,6 +20,68 @@ def test_a_custom_loop_lowers_a_scale_that_is_too_high_and_learns(capsys):
     assert "step    0" in printed
     assert "skipped, loss scale is now 2**23" in printed
     assert "100 iterations" in printed
+
+
+def demo():
+    return runpy.run_path(str(EXAMPLES / "float16_demo.py"))
+
+
+@pytest.mark.slow
+def test_the_demo_compares_the_three_runs_and_draws_the_last(tmp_path, capsys):
+    demo()["main"](["--steps", "60", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["test", "accuracy", "skipped", "steps", "zero", "gradients"]
+    rows = {line[:24].strip(): [float(cell.rstrip("%")) for cell in line[24:].split()] for line in printed[1:4]}
+    accuracy, skipped, zeros = zip(*(rows[n] for n in ("float32", "float16 without scaling", "float16 with scaling")))
+    assert accuracy[1] < 30 < 60 < accuracy[2]
+    assert abs(accuracy[2] - accuracy[0]) < 10
+    assert skipped[0] == skipped[1] == 0
+    assert zeros[1] > 50
+    assert abs(zeros[2] - zeros[0]) < 5
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_demo_prints_the_table_of_the_readme(tmp_path, capsys):
+    demo()["main"](["--out", str(tmp_path)])
+    printed = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:4]]
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    for row in printed:
+        assert f"| {' | '.join(row)} |" in readme
+
+
+def test_the_demo_resumes_bit_for_bit_after_ctrl_c(tmp_path):
+    train = demo()["train"]
+    globals_ = train.__globals__
+    training, _ = globals_["digits"]()
+
+    def run(folder, resume=False):
+        # The first two steps overflow.
+        globals_["RUNS"]["few"] = ("mixed_float16", {"initial_scale": 2.0**60, "dynamic_growth_steps": 3})
+        return train("few", training, 6, tmp_path / folder, resume)
+
+    whole, expected, _ = run("whole")
+    batches = globals_["batches"]
+
+    def interrupted(*arguments):
+        for i, batch in enumerate(batches(*arguments)):
+            if i == 4:
+                raise KeyboardInterrupt
+            yield batch
+
+    globals_["batches"] = interrupted
+    with pytest.raises(SystemExit, match=r"Stopped after 4 of 6 steps\. To continue, add --resume"):
+        run("interrupted")
+    globals_["batches"] = batches
+    resumed, values, reports = run("interrupted", resume=True)
+    assert [report.step for report in reports] == [5]
+    for name in expected:
+        np.testing.assert_array_equal(values[name], expected[name])
+    for a, b in zip(resumed.trainable_variables, whole.trainable_variables):
+        np.testing.assert_array_equal(a, b)
+    again = run("interrupted", resume=True)
+    assert again[2] == [], "a finished run takes no step"
 
 
 @pytest.mark.slow

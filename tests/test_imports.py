@@ -16,12 +16,13 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
     ("types", "errors", "writing", "option_types", "libraries"),
-    ("precision",),
     ("core.rules", "core.graphs"),
     ("core.gradients", "core.inside", "core.replicas"),
-    ("core.variables", "core.diagnosis", "core.exponents"),
+    ("core.variables",),
     ("core.loss_scale",),
     ("core.shared",),
+    ("diagnosis.report", "diagnosis.plotting"),
+    ("diagnosis.exponents", "diagnosis.overflow"),
     ("wrapper.contract", "wrapper.arguments", "wrapper.stall"),
     ("wrapper.grads_and_vars",),
     ("families.family",),
@@ -32,7 +33,7 @@ ORDER = [
     ("families.register",),
     ("layers",),
     ("families.keras3", "families.tf_keras", "families.tf_keras_legacy", "families.tf1", "families.sonnet"),
-    ("amp", "legacy", "optimizers", "probability", "training", "monitoring"),
+    ("amp", "diagnosis", "legacy", "optimizers", "probability"),
     ("migrate", "serialization"),
     ("cli",),
 ]
@@ -106,10 +107,9 @@ def test_the_core_and_the_optimizer_know_no_keras(path, name):
         assert not {t.split(".")[0] for t in imported(path)} & {"keras", "tf_keras", "sonnet", "tensorflow_probability"}
 
 
-def test_reports_on_precision_are_plain_data_without_tensorflow():
-    paths = [path for path, name in (p.values for p in MODULES) if name.startswith("tf_lossscale.precision")]
-    assert paths
-    assert not [path for path in paths if "tensorflow" in imported(path)]
+@pytest.mark.parametrize("module", ["report", "plotting"])
+def test_reports_on_precision_and_plots_do_without_tensorflow(module):
+    assert "tensorflow" not in imported(PACKAGE / "diagnosis" / f"{module}.py")
 
 
 def test_importing_the_package_loads_none_of_the_heavy_libraries_and_costs_under_5_percent_of_tensorflow():
@@ -128,7 +128,14 @@ print(loaded, ours / theirs)
 
 
 @pytest.mark.parametrize(
-    "name", ["tf_lossscale", "tf_lossscale.amp", "tf_lossscale.optimizers", "tf_lossscale.probability"]
+    "name",
+    [
+        "tf_lossscale",
+        "tf_lossscale.amp",
+        "tf_lossscale.diagnosis",
+        "tf_lossscale.optimizers",
+        "tf_lossscale.probability",
+    ],
 )
 def test_every_public_name_exists_and_has_a_docstring_with_an_example(name):
     module = importlib.import_module(name)

@@ -16,7 +16,7 @@ import tf_lossscale
 from tests import families
 
 ROOT = pathlib.Path(__file__).parents[1]
-SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
+SUBPACKAGES = ["", ".amp", ".diagnosis", ".legacy", ".migrate", ".optimizers", ".probability"]
 
 # Type checkers know TensorFlow's types from its stubs (types-tensorflow), and this package's from its sources.
 RIGHT = """

@@ -7,8 +7,8 @@ import tensorflow as tf
 from tests import strategies
 from tests.families import ALL_FAMILIES, FAMILIES
 from tf_function_tests.cell import Cell
-from tf_lossscale import LossScaleOptimizer, probe
-from tf_lossscale.precision.counts import INFINITE, NAN, column
+from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.diagnosis.report import INFINITE, NAN, column
 
 CELLS = [
     *((family, name, call) for family in ALL_FAMILIES for name, call in (("none", "eager"), ("none", "compiled"))),
@@ -101,25 +101,3 @@ def test_the_function_is_traced_once_and_a_step_that_is_not_counted_computes_no_
     assert counts_of(cell)[0] == 5
     outside = {operation.type for operation in step.get_concrete_function(tf.constant([1.0])).graph.get_operations()}
     assert "DenseBincount" not in outside, "it is in the branch of a counted step"
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("call", ["eager", "function"])
-def test_a_probe_counts_the_gradients_of_all_replicas(family, call):
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        weight, inner = tf.Variable([1.0, 1.0], name="weight"), family.sgd()
-
-    def replica():
-        inner.apply_gradients([(tf.constant([4.0, 0.5]), weight)])
-
-    def step():
-        strategy.run(replica)
-
-    with probe(inner, every=2) as counting:
-        taken = step if call == "eager" else tf.function(step)
-        for _ in range(4):
-            taken()
-    counts = counting.counts()
-    assert (counts.names, counts.step, counts.scale, counts.full_precision) == (("weight",), 3, 1.0, True)
-    assert [counts.counts[0, column(e)] for e in (2, -1)] == [2, 2]

@@ -99,4 +99,4 @@ def test_a_stall_is_acted_on_in_a_tf_function_across_replicas(on_stall, capsys):
     for _ in range(5):
         cell.step(0.5, np.inf)
     assert capsys.readouterr().out.count("<LossScaleOptimizer") == (on_stall is print)
-    assert cell.scale()[2] == 105.0
+    assert cell.scale()[2] == (105.0 if on_stall == "raise" else 104.0)

@@ -20,19 +20,17 @@ _HOMES = {
     "FixedLossScale": "tf_lossscale.core.loss_scale",
     "LossScale": "tf_lossscale.core.loss_scale",
     "LossScaleOptimizer": "tf_lossscale.wrapper.optimizer",
-    "LossScaleMonitor": "tf_lossscale.monitoring.callback",
+    "LossScaleMonitor": "tf_lossscale.diagnosis.monitor",
     "Rules": "tf_lossscale.core.rules",
     "SharedLossScale": "tf_lossscale.core.shared",
     "install": "tf_lossscale.legacy.install",
-    "probe": "tf_lossscale.monitoring.probing",
     "register_family": "tf_lossscale.families.register",
     "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
-    "write_summary": "tf_lossscale.monitoring.summaries",
 }
 
 # Subpackages that are accessible after `import tf_lossscale`.
-_SUBPACKAGES = ("amp", "legacy", "migrate", "optimizers", "probability")
+_SUBPACKAGES = ("amp", "diagnosis", "legacy", "migrate", "optimizers", "probability")
 
 __all__ = [
     "DynamicLossScale",
@@ -45,15 +43,14 @@ __all__ = [
     "SharedLossScale",
     "__version__",
     "install",
-    "probe",
     "register_family",
     "uninstall",
     "wrap_in_compile",
-    "write_summary",
 ]
 
 if TYPE_CHECKING:
     from tf_lossscale import amp as amp
+    from tf_lossscale import diagnosis as diagnosis
     from tf_lossscale import legacy as legacy
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
@@ -61,12 +58,10 @@ if TYPE_CHECKING:
     from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
     from tf_lossscale.core.rules import Rules
     from tf_lossscale.core.shared import SharedLossScale
+    from tf_lossscale.diagnosis.monitor import LossScaleMonitor
     from tf_lossscale.families.family import Family
     from tf_lossscale.families.register import register_family
     from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
-    from tf_lossscale.monitoring.callback import LossScaleMonitor
-    from tf_lossscale.monitoring.probing import probe
-    from tf_lossscale.monitoring.summaries import write_summary
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 

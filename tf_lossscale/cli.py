@@ -22,22 +22,10 @@ _COMMANDS = {
         "tf_lossscale.migrate.codemod.command",
         "rewrite code of TensorFlow 1.13 to 2.15 to this package's API",
     ),
-    "plot": (
-        "tf_lossscale.monitoring.plot",
-        "plot a run's loss scale, loss, skipped steps and gradient exponents",
-    ),
-    "probe": (
-        "tf_lossscale.monitoring.probe_command",
-        "run a program that trains in float32, and report what float16 would lose of its gradients",
-    ),
     "run": (
         "tf_lossscale.legacy.run",
         "run a script or module written for TensorFlow 1.13 to 2.15, with the old names of loss scaling; graph code "
         "of TensorFlow 1 must use tf.compat.v1 with disable_v2_behavior()",
-    ),
-    "train": (
-        "tf_lossscale.training.command",
-        "train LeNet-5 on handwritten digits in float16, with and without loss scaling",
     ),
 }
 
@@ -45,8 +33,7 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand of `tf-lossscale`. Errors are printed to stderr.
 
-    >>> import tempfile
-    >>> main(["train", "--resume", "--out", tempfile.mkdtemp()])
+    >>> main(["inspect", "no_such_file"])
     2
 
     Args:
@@ -55,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The subcommand's exit code: 0 on success, 2 for bad arguments or files, and 130 after Ctrl-C.
     """
-    if argv is None and sys.argv[1:2] not in (["run"], ["probe"]):
+    if argv is None and sys.argv[1:2] != ["run"]:
         # The log messages of TensorFlow's C++ code describe its build and the machine, and would only clutter the
-        # output. A program that `run` or `probe` starts chooses its own log level.
+        # output. A program that `run` starts chooses its own log level.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:

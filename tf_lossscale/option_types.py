@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 from collections.abc import Callable
 
 
@@ -28,24 +27,3 @@ def whole_number(least: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"must be a whole number that is at least {least}, but got: {text}")
 
     return convert
-
-
-def positive_number(text: str) -> float:
-    """Return an option's text as a float. Reject zero, negative numbers, infinity and NaN.
-
-    >>> positive_number("0.5")
-    0.5
-
-    Args:
-        text: what the user wrote.
-
-    Returns:
-        The number.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not a finite number above 0.
-    """
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number above 0, but got: {text}")

@@ -27,6 +27,13 @@ assert optimizer.variables() == optimizer.variables
 assert len(optimizer.weights) == len(optimizer.get_weights())
 optimizer.set_weights(optimizer.get_weights())
 """,
+    "PrecisionReport": """
+optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
+weight = tf.Variable(1.0, name="weight")
+optimizer.minimize(lambda: weight**2, [weight])
+report = optimizer.precision_report()
+report.step, report.scale, report.total.zeros, report.advice, report.counts.names
+""",
     "tf_lossscale.LossScale": """
 class Constant(LossScale):
     def __call__(self):
@@ -227,6 +234,8 @@ handles = [
     optimizer.register_load_state_dict_post_hook(lambda optimizer: None),
 ]
 loss = optimizer.step(lambda: tf.reduce_sum(kernel**2))
+if hasattr(optimizer, "apply"):  # a method of Keras 3
+    optimizer.apply([tf.ones(kernel.shape)], [kernel])
 optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
 optimizer.lr, optimizer.beta2_decay, optimizer.eps, optimizer.d, optimizer.weight_decay

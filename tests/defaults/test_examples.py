@@ -18,6 +18,7 @@ ENDS = {
     "adafactor_digits": "Adam's would be",
     "custom_loop": "200 iterations",
     "distributed": "iterations",
+    "float16_demo": "exponents are drawn in runs/training.png",
     "gan": "mean distance from the circle",
     "lenet_mixed_precision": "cell of one's own",
     "variational_inference": "float16 with scaling",

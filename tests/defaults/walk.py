@@ -8,6 +8,7 @@ import re
 MODULES = (
     "tf_lossscale",
     "tf_lossscale.amp",
+    "tf_lossscale.diagnosis",
     "tf_lossscale.legacy",
     "tf_lossscale.legacy.experimental",
     "tf_lossscale.migrate",

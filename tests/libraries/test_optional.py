@@ -8,8 +8,8 @@ from tf_lossscale.libraries import keras_versions, optional
 
 
 def test_a_library_that_is_not_installed_comes_with_the_line_that_installs_it(monkeypatch):
-    with pytest.raises(ImportError, match=r"^This feature needs no_such, .*pip install '\.\[train\]'$"):
-        optional.load("no_such.part", "train")
+    with pytest.raises(ImportError, match=r"^This feature needs no_such, .*pip install '\.\[demo\]'$"):
+        optional.load("no_such.part", "demo")
     with pytest.raises(ImportError, match=r"pip install no_such$"):
         optional.load("no_such", "")
     monkeypatch.setitem(sys.modules, "keras.no_such", None)
@@ -25,6 +25,6 @@ def test_an_installed_library_whose_import_fails_is_not_called_missing(code, tmp
     (tmp_path / "halfway.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError) as caught:
-        optional.load("halfway", "train")
+        optional.load("halfway", "demo")
     assert "pip install" not in str(caught.value)
     assert caught.traceback[-1].path == tmp_path / "halfway.py" or "no_such" in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 def load(module: str, extra: str) -> Any:
     """Import and return a module of an optional library. The error for a missing library says how to install it.
 
-    >>> load("math", "train").pi > 3
+    >>> load("math", "demo").pi > 3
     True
 
     Args:

@@ -1,20 +1,21 @@
-"""The part of Adafactor that is common to Keras 3 and tf_keras: arguments, parameter groups and the update."""
+"""The part of Adafactor that is common to Keras 3 and tf_keras: parameter groups, variables and the update."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.optimizers import adafactor_rule, arguments, group_configs, hooks, parameter_groups
-from tf_lossscale.optimizers.parameter_groups import ParameterGroup
-from tf_lossscale.optimizers.rates import FirstRate, Rate
+from tf_lossscale.optimizers import adafactor_rule, group_configs, groups, hooks
+from tf_lossscale.optimizers.groups import FirstRate, ParameterGroup, Rate
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Variable
+
+# The class for each Keras library also derives from the library's Optimizer class, which mypy does not know.
+_Hooked: Any = hooks.Hooked
 
 
 def _option(name: str) -> property:
@@ -24,17 +25,27 @@ def _option(name: str) -> property:
 
     def write(self: Any, value: Any) -> None:
         if self._groups:
-            if name == "weight_decay" and value is None:
-                # In Keras, None means that there is no weight decay.
-                value = 0.0
-            self._set_for_all(name, value)
+            # In Keras, None means that there is no weight decay.
+            self._set_for_all(name, 0.0 if name == "weight_decay" and value is None else value)
 
     doc = f"The first group's `{name}`. Setting it also changes the groups that have no `{name}` of their own."
     return property(read, write, doc=doc)
 
 
-class AdafactorBase(hooks.Hooked):
-    """The part of Adafactor that is common to both Keras libraries. See `keras3.Adafactor` for the arguments."""
+class AdafactorBase(_Hooked):
+    """The part of Adafactor that is common to both Keras libraries. See `keras3.Adafactor` for the arguments.
+
+    The class for each library derives from this class and from the library's `Optimizer` class. It defines:
+
+    - `_keras_arguments`: the names of the Keras arguments that the constructor accepts as `**kwargs`;
+    - `_schedules`: the library's `optimizers.schedules` module;
+    - `_init_keras(**arguments)`: calls the constructor of the library's class;
+    - `_is_built`, and `_built_for()`: the variables passed to `build`, in this order;
+    - `_tensor_variable(variable)`: the `tf.Variable` behind a library's variable;
+    - `_new_rate_variable(value, name)` and `_new_moment(parameter, name, shape, dtype)`: create variables;
+    - `_join(variables)`: adds variables to a built optimizer, without their state;
+    - `_set_iterations(steps)`: sets the step count, `iterations`.
+    """
 
     hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
@@ -45,54 +56,9 @@ class AdafactorBase(hooks.Hooked):
     foreach = _option("foreach")
     maximize = _option("maximize")
 
-    _groups: list[ParameterGroup]
-    _defaults: dict[str, Any]
-    #: Maps a variable's key to the variable's parameter group and its position in the group.
-    _places: dict[Any, tuple[ParameterGroup, int]]
-    _moments: dict[Any, dict[str, Any]]
-    #: Whether `build` adds variables to the first group if they are in no group.
-    _takes_more: bool
-    #: For each group, the positions of its variables in the list that will be passed to `build`. `from_config` sets
-    #: this attribute if the config has several groups, and `build` sets it back to None.
-    _positions: list[list[int]] | None
-    #: The names of the variables to which `_positions` refers. `from_config` sets this attribute, and `build` sets it
-    #: back to None.
-    _names: list[str] | None
-    #: Whether the optimizer has logged how much memory `foreach` needs.
-    _said: bool
-
-    # Provided by the class for each Keras library. --------------------------------------------------------------
-
-    name: str
-    add_variable: Callable[..., Any]
-    apply_gradients: Callable[..., Any]
-    _is_built: bool
-    _use_weight_decay: Callable[[Any], bool]
-    #: A function that returns a key for a variable.
-    _var_key: Callable[[Any], Any]
-    #: The names of the Keras optimizer arguments that Adafactor accepts as `**kwargs`.
-    _keras_arguments: tuple[str, ...]
-    #: The Keras library's `optimizers.schedules` module.
-    _schedules: Any
-    #: Calls the constructor of Keras's optimizer base class with keyword arguments.
-    _init_keras: Callable[..., None]
-    #: Returns the `tf.Variable` behind a Keras 3 or tf_keras variable.
-    _tensor_variable: Callable[[Any], Any]
-    #: Creates the variable in which a learning rate is stored, from its initial value and a name.
-    _new_rate_variable: Callable[[float, str], Any]
-    #: A function that creates a variable of zeros on a parameter's device. It takes the parameter, a name, a shape and
-    #: a dtype.
-    _new_moment: Callable[[Any, str, Sequence[int], tf.DType], Any]
-    #: Returns the variables for which the optimizer was built, in the order in which they were passed to `build`.
-    _built_for: Callable[[], list[Any]]
-    #: Whether Keras keeps moving averages of the variables.
-    use_ema: bool
-    #: Adds variables to a built optimizer, without creating their state.
-    _join: Callable[[list[Any]], None]
-    #: Sets Keras's step count, `iterations`.
-    _set_iterations: Callable[[int], None]
-
-    # Construction. ----------------------------------------------------------------------------------------------
+    # Set through `__dict__`.
+    _positions: Any
+    _said: Any
 
     def __init__(
         self,
@@ -107,34 +73,33 @@ class AdafactorBase(hooks.Hooked):
         maximize: bool = False,
         **kwargs: Any,
     ):
-        options = {
-            "lr": kwargs.pop("learning_rate", lr),
-            "beta2_decay": beta2_decay,
-            "eps": eps,
-            "d": d,
-            "weight_decay": weight_decay,
-            "foreach": foreach,
-            "maximize": maximize,
-        }
+        rate = kwargs.pop("learning_rate", lr)
+        options = dict(zip(groups.OPTIONS, (rate, beta2_decay, eps, d, weight_decay, foreach, maximize)))
         for name in kwargs:
             if name not in self._keras_arguments:
                 raise TypeError(f"Adafactor.__init__() got an unexpected keyword argument '{name}'")
-        arguments.check(options)
-        groups = [{"params": []}] if params is None else parameter_groups.groups_of(params)
+        groups.check(options)
+        given = [{"params": []}] if params is None else groups.groups_of(params)
         # Write to __dict__, because both Keras libraries replace assigned lists and dicts with tracked copies.
         self.__dict__.update(
             _groups=[],
             _defaults=options,
             _hooks=hooks.hooks_by_event(),
+            # Maps a variable's key to its parameter group and its position in the group.
             _places={},
+            # Maps a variable's key to its second moments, by name.
             _moments={},
+            # Whether `build` adds variables to the first group if they are in no group.
             _takes_more=params is None,
-            _positions=None,
+            # From the config of a built optimizer, until `build`: the names of its variables, and for each of several
+            # groups the positions of its variables among them.
             _names=None,
+            _positions=None,
+            # Whether the optimizer has logged how much memory `foreach` needs.
             _said=False,
         )
         self._init_keras(weight_decay=weight_decay, **kwargs)
-        for group in groups:
+        for group in given:
             self._add_group(group)
 
     def get_config(self) -> dict[str, Any]:
@@ -143,14 +108,14 @@ class AdafactorBase(hooks.Hooked):
         Raises:
             ValueError: the optimizer has several parameter groups and is not built.
         """
-        return {**super().get_config(), **group_configs.config_of(self)}  # type: ignore[misc]
+        return {**super().get_config(), **group_configs.config_of(self)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Create an optimizer from a config. The parameter groups get their variables when the optimizer is built.
 
-        The config contains the names of the variables. If the variables passed to `build` have other names, they are
-        assigned to the groups by their positions, and a warning is logged.
+        The config contains the names of the variables. If it has several groups, and the variables passed to `build`
+        have other names, `build` raises a ValueError.
 
         Args:
             config: a dict.
@@ -165,11 +130,12 @@ class AdafactorBase(hooks.Hooked):
             variables: an iterable of `tf.Variable` or `keras.Variable` objects.
 
         Raises:
-            ValueError: `params` was passed to the constructor, and a variable is in no parameter group.
+            ValueError: `params` was passed to the constructor, and a variable is in no parameter group; or the groups
+                come from a config whose variables have other names.
         """
         if self._is_built:
             return
-        super().build(self._take(variables))  # type: ignore[misc]
+        super().build(self._take(variables))
         for number, group in enumerate(self._groups):
             self._make_state(group, number)
 
@@ -186,28 +152,26 @@ class AdafactorBase(hooks.Hooked):
                 "in every group, or only variables in every group."
             )
         entries = {**given, **{name: value for name, value in self._defaults.items() if name not in given}}
-        arguments.check(entries)
+        groups.check(entries)
         if self._is_built:
             self._join(given["params"])
         number = len(self._groups)
         rate = (Rate if self._groups else FirstRate)(self, entries["lr"], _numbered("learning_rate", number))
-        group = ParameterGroup(entries, rate, given)
-        self._groups.append(group)
-        self._file(group)
+        self._groups.append(ParameterGroup(entries, rate, given))
+        self._assign(self._groups[-1], given["params"])
         if self._is_built:
-            self._make_state(group, number)
+            self._make_state(self._groups[-1], number)
 
-    def _file(self, group: ParameterGroup) -> None:
-        self._places.update({self._var_key(variable): (group, i) for i, variable in enumerate(group["params"])})
+    def _assign(self, group: ParameterGroup, variables: list[Any]) -> None:
+        group["params"] = variables
+        self._places.update({self._var_key(variable): (group, i) for i, variable in enumerate(variables)})
 
     def _take(self, variables: Iterable[Any]) -> list[Any]:
         """Assign `variables` to groups. Return `variables`, followed by all other variables in the groups."""
         variables = list(variables)
         ordered = group_configs.in_saved_order(self, variables)
-        if self._positions is not None:
-            for group, positions in zip(self._groups, self._positions):
-                group["params"] = [ordered[i] for i in positions]
-                self._file(group)
+        for group, positions in zip(self._groups, self._positions or ()):
+            self._assign(group, [ordered[i] for i in positions])
         self._positions = self._names = None
         if self.use_ema or getattr(self, "gradient_accumulation_steps", None):
             # Keras saves the averages and the accumulated gradients in the order in which it built them.
@@ -219,8 +183,7 @@ class AdafactorBase(hooks.Hooked):
                 "add_param_group({'params': [variable]}), or create the optimizer with params=None, which accepts all "
                 "variables."
             )
-        self._groups[0]["params"] = [*self._groups[0]["params"], *others]
-        self._file(self._groups[0])
+        self._assign(self._groups[0], [*self._groups[0]["params"], *others])
         keys = {self._var_key(variable) for variable in variables}
         return [*variables, *(variable for variable in self._parameters() if self._var_key(variable) not in keys)]
 
@@ -238,18 +201,10 @@ class AdafactorBase(hooks.Hooked):
     def _parameters(self) -> list[Any]:
         return [variable for group in self._groups for variable in group["params"]]
 
-    def _build_for_groups(self) -> None:
-        if not self._is_built:
-            with tf.init_scope():
-                self.build(self._parameters())
-
-    def _moments_of(self, variable: Any) -> dict[str, Any]:
-        return self._moments[self._var_key(variable)]
-
     # The options of all groups. ---------------------------------------------------------------------------------
 
     def _set_for_all(self, name: str, value: Any) -> None:
-        arguments.check({name: value})
+        groups.check({name: value})
         for i, group in enumerate(self._groups):
             if i == 0 or name not in group.own:
                 group[name] = value
@@ -258,7 +213,7 @@ class AdafactorBase(hooks.Hooked):
     @property
     def learning_rate(self) -> Any:
         """The first group's learning rate. Setting it also changes groups that have no learning rate of their own."""
-        return super().learning_rate  # type: ignore[misc]
+        return super().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -270,7 +225,7 @@ class AdafactorBase(hooks.Hooked):
         doc="The first group's learning rate, under PyTorch's name for it.",
     )
 
-    # Called by Keras. -------------------------------------------------------------------------------------------
+    # The update. ------------------------------------------------------------------------------------------------
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
         """Update one variable.
@@ -287,8 +242,6 @@ class AdafactorBase(hooks.Hooked):
         # Do nothing, because Adafactor's own update includes the weight decay.
         pass
 
-    # The update. ------------------------------------------------------------------------------------------------
-
     def _update_on_devices(self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
         def call(variable: Any, function: Any, arguments: Any) -> None:
             distribution.extended.update(variable, function, args=arguments, group=False)
@@ -297,7 +250,7 @@ class AdafactorBase(hooks.Hooked):
 
     def _update_all(self, grads_and_vars: Iterable[tuple[Any, Any]], call: Callable[..., Any]) -> None:
         """Update the variables. `call(variable, function, arguments)` calls a function on the variable's device."""
-        groups: dict[int, tuple[ParameterGroup, list[tuple[int, Any, Any]]]] = {}
+        members: dict[int, dict[int, tuple[Any, Any]]] = {}
         for gradient, variable in grads_and_vars:
             if self._var_key(variable) not in self._places:
                 raise ValueError(
@@ -305,84 +258,86 @@ class AdafactorBase(hooks.Hooked):
                     "add_param_group({'params': [variable]})."
                 )
             group, index = self._places[self._var_key(variable)]
-            groups.setdefault(id(group), (group, []))[1].append((index, gradient, variable))
-        for group, members in groups.values():
-            self._update_group(group, members, call)
+            members.setdefault(id(group), {})[index] = gradient, variable
+        for group in self._groups:
+            if id(group) in members:
+                self._update_group(group, members[id(group)], call)
 
     def _update_group(
-        self, group: ParameterGroup, members: list[tuple[int, Any, Any]], call: Callable[..., Any]
+        self, group: ParameterGroup, members: dict[int, tuple[Any, Any]], call: Callable[..., Any]
     ) -> None:
-        steps = self._advance(group, [index for index, _, _ in members])
-        rate = group.rate.now()
+        """Update the variables of one group. `members` maps indices in the group to (gradient, variable) pairs."""
+        group.traced |= not tf.executing_eagerly()
+        steps, rate = self._advance(group, list(members)), group.rate.now()
         sizes: dict[tf.DType, Any] = {}
-        for batch in self._batches(group, members):
-            variables = [members[i][2] for i in batch]
-            wide = adafactor_rule.compute_dtype(tf.as_dtype(variables[0].dtype))
+        pairs = list(members.values())
+        for stack in self._stacks(group, [variable for _, variable in pairs]):
+            gradients, (first, *others) = zip(*(pairs[i] for i in stack))
+            wide = adafactor_rule.compute_dtype(tf.as_dtype(first.dtype))
             if wide not in sizes:
-                now = adafactor_rule.step_sizes(tf.cast(steps, wide), tf.cast(rate, wide), group["beta2_decay"])
-                sizes[wide] = [tf.unstack(each) for each in now]
-            weights, rates = ([each[i] for i in batch] for each in sizes[wide])
-            decays = group["weight_decay"] and self._use_weight_decay(variables[0])
+                both = adafactor_rule.step_sizes(tf.cast(steps, wide), tf.cast(rate, wide), group["beta2_decay"])
+                sizes[wide] = [tf.unstack(each) for each in both]
+            weights, rates = (_stacked([each[i] for i in stack]) for each in sizes[wide])
+            decays = group["weight_decay"] and self._use_weight_decay(first)
             shrink = tf.cast(rate, wide) * group["weight_decay"] if decays else None
 
-            def update(first: Any, others: Any, gradients: Any, *sizes: Any, group: ParameterGroup = group) -> None:
-                self._update(group, [first, *others], gradients, *sizes)
+            def update(first: Any, others: Any, *arguments: Any, group: ParameterGroup = group) -> None:
+                self._update_stack(group, [first, *others], *arguments)
 
-            call(variables[0], update, (variables[1:], [members[i][1] for i in batch], weights, rates, shrink))
+            call(first, update, (others, list(gradients), weights, rates, shrink))
 
     def _advance(self, group: ParameterGroup, indices: list[int]) -> tf.Tensor:
         """Increment the step counts of the variables at the given indices in a group. Return the new step counts."""
         steps = self._tensor_variable(group.steps)
-        if indices == list(range(len(group["params"]))):
-            steps.assign_add(tf.ones(steps.shape), read_value=False)
-            return steps.read_value()
         ones = tf.scatter_nd([[index] for index in indices], tf.ones([len(indices)]), steps.shape)
         steps.assign_add(ones, read_value=False)
         return tf.gather(steps.read_value(), indices)
 
-    def _batches(self, group: ParameterGroup, members: list[tuple[int, Any, Any]]) -> list[list[int]]:
-        """Split the indices of `members` into batches.
-
-        Without `foreach`, each batch has one variable. With `foreach`, all variables in a batch have the same shape and
-        dtype.
-        """
+    def _stacks(self, group: ParameterGroup, variables: list[Any]) -> list[list[int]]:
+        """Split the indices of the variables into stacks: of one variable each, or with `foreach` of one shape each."""
         if not group["foreach"]:
-            return [[i] for i in range(len(members))]
-        batches: dict[Any, list[int]] = {}
-        for i, (_, _, variable) in enumerate(members):
+            return [[i] for i in range(len(variables))]
+        stacks: dict[Any, list[int]] = {}
+        for i, variable in enumerate(variables):
             key = (tuple(variable.shape), str(variable.dtype), self._use_weight_decay(variable))
-            batches.setdefault(key, []).append(i)
+            stacks.setdefault(key, []).append(i)
         if not self._said:
             self._said = True
-            _say_what_foreach_costs([[members[i][2] for i in batch] for batch in batches.values()])
-        return list(batches.values())
+            _say_what_foreach_costs([(len(stack), variables[stack[0]]) for stack in stacks.values()])
+        return list(stacks.values())
 
-    def _update(
+    def _update_stack(
         self, group: ParameterGroup, variables: Any, gradients: Any, weights: Any, rates: Any, shrink: Any
     ) -> None:
-        """Update one variable, or several variables of the same shape, dtype and group."""
-        variables = [self._tensor_variable(variable) for variable in variables]
-        # Converting IndexedSlices to a tensor adds up the rows with the same index.
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        moments = [[self._tensor_variable(m) for m in self._moments_of(variable).values()] for variable in variables]
-        options = {name: group[name] for name in ("eps", "d", "maximize")}
-        options.update(shrink=shrink, stacked=len(variables) > 1)
-        pack, unpack = (
-            (tf.stack, tf.unstack) if options["stacked"] else (operator.itemgetter(0), lambda packed: [packed])
+        """Update variables of the same shape, dtype and group."""
+        parameters = [self._tensor_variable(variable) for variable in variables]
+        kept = [[self._tensor_variable(m) for m in self._moments[self._var_key(v)].values()] for v in variables]
+        changes, moments = adafactor_rule.update(
+            _stacked([parameter.read_value() for parameter in parameters]),
+            # Converting IndexedSlices to a tensor adds up the rows with the same index.
+            _stacked([tf.convert_to_tensor(gradient) for gradient in gradients]),
+            [_stacked(each) for each in zip(*kept)],
+            weights,
+            rates,
+            shrink=shrink,
+            **{name: group[name] for name in ("eps", "d", "maximize")},
         )
-        packed_change, packed_moments = adafactor_rule.update(
-            pack([variable.read_value() for variable in variables]),
-            pack(gradients),
-            [pack(each) for each in zip(*moments)],
-            pack(weights),
-            pack(rates),
-            **options,
-        )
-        changes, news = unpack(packed_change), zip(*map(unpack, packed_moments))
-        for variable, change, kept, new in zip(variables, changes, moments, news):
-            variable.assign_sub(change, read_value=False)
-            for target, value in zip(kept, new):
+        for parameter, change in zip(parameters, _unstacked(changes)):
+            parameter.assign_sub(change, read_value=False)
+        for targets, values in zip(zip(*kept), moments):
+            for target, value in zip(targets, _unstacked(values)):
                 target.assign(value, read_value=False)
+
+
+# In eager mode, these two functions are much faster for one tensor than `tf.stack` and `tf.unstack`.
+
+
+def _stacked(tensors: Sequence[Any]) -> tf.Tensor:
+    return tf.stack(tensors) if len(tensors) > 1 else tf.expand_dims(tensors[0], 0)
+
+
+def _unstacked(stack: tf.Tensor) -> list[tf.Tensor]:
+    return tf.unstack(stack) if stack.shape[0] > 1 else [tf.squeeze(stack, 0)]
 
 
 def _numbered(name: str, group: int) -> str:
@@ -390,15 +345,17 @@ def _numbered(name: str, group: int) -> str:
     return f"{name}_{group}" if group else name
 
 
-def _say_what_foreach_costs(batches: list[list[Any]]) -> None:
-    def most(shapes: list[tuple[int, ...]]) -> float:
-        return max(adafactor_rule.update_bytes(s, tf.as_dtype(b[0].dtype)) for s, b in zip(shapes, batches)) / 2**20
+def _say_what_foreach_costs(stacks: list[tuple[int, Any]]) -> None:
+    """Log the memory of the largest update. Each stack is a number of variables, and one of them."""
+
+    def most(size: Callable[[int], int]) -> float:
+        return max(adafactor_rule.update_bytes((size(n), *v.shape), tf.as_dtype(v.dtype)) for n, v in stacks) / 2**20
 
     logging.info(
         "Adafactor(foreach=True) updates %d parameters in %d stacked updates. The largest holds %.1f MiB while it "
         "runs; one parameter at a time, the largest would hold %.1f MiB.",
-        sum(map(len, batches)),
-        len(batches),
-        most([(len(batch), *batch[0].shape) for batch in batches]),
-        most([tuple(batch[0].shape) for batch in batches]),
+        sum(number for number, _ in stacks),
+        len(stacks),
+        most(lambda number: number),
+        most(lambda number: 1),
     )

@@ -1,4 +1,4 @@
-"""Adafactor's update of one parameter, as pure functions of tensors."""
+"""Adafactor's update of a stack of parameters, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -71,80 +71,79 @@ def step_sizes(steps: tf.Tensor, lr: tf.Tensor, beta2_decay: float) -> tuple[tf.
 
 
 def update(
-    parameter: tf.Tensor,
-    gradient: tf.Tensor,
+    parameters: tf.Tensor,
+    gradients: tf.Tensor,
     moments: Sequence[tf.Tensor],
-    weight: tf.Tensor,
-    rate: tf.Tensor,
+    weights: tf.Tensor,
+    rates: tf.Tensor,
     *,
     shrink: Any = None,
     eps: Sequence[Any] = (None, 1e-3),
     d: float = 1.0,
     maximize: Any = False,
-    stacked: bool = False,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Return the amount that one step of Adafactor subtracts from a parameter, and the new second moments.
+    """Return the amounts that one step of Adafactor subtracts from a stack of parameters, and the new second moments.
 
-    The equations are in `tf_lossscale.optimizers.Adafactor`.
+    The first axis of every tensor except `shrink` has an entry for each of n parameters of the same shape. The
+    equations are in `tf_lossscale.optimizers.Adafactor`.
 
-    >>> weight, rate = step_sizes(tf.constant(1.0), tf.constant(0.25), -0.8)
-    >>> moments = [tf.zeros([2, 1]), tf.zeros([1, 3])]
-    >>> change, moments = update(tf.ones([2, 3]), tf.ones([2, 3]), moments, weight, rate)
-    >>> round(change.numpy()[0, 0].item(), 6), [moment.shape.num_elements() for moment in moments]
+    >>> weights, rates = step_sizes(tf.constant([1.0]), tf.constant(0.25), -0.8)
+    >>> moments = [tf.zeros([1, 2, 1]), tf.zeros([1, 1, 3])]
+    >>> changes, moments = update(tf.ones([1, 2, 3]), tf.ones([1, 2, 3]), moments, weights, rates)
+    >>> round(changes.numpy()[0, 0, 0].item(), 6), [moment.shape.num_elements() for moment in moments]
     (0.25, [2, 3])
 
     Args:
-        parameter: a floating-point tensor X.
-        gradient: a tensor G of the same shape and dtype.
-        moments: the second moments, in the order of `moment_shapes` and in the parameter's dtype.
-        weight: the first result of `step_sizes`, a scalar of the `compute_dtype`.
-        rate: the second result of `step_sizes`, a scalar of the `compute_dtype`.
+        parameters: the parameters X, a floating-point tensor of shape (n, ...).
+        gradients: the gradients G, of the same shape and dtype.
+        moments: the second moments, in the order of `moment_shapes` and in the parameters' dtype.
+        weights: the first result of `step_sizes`, of shape (n,) and of the `compute_dtype`.
+        rates: the second result of `step_sizes`, of shape (n,) and of the `compute_dtype`.
         shrink: the fraction of X that the weight decay subtracts, a scalar of the `compute_dtype`, or None for no
             weight decay.
         eps: (eps1, eps2). If eps1 is None, the distance from 1 to the next larger number of the dtype is used.
         d: clipping threshold, at least 1.
         maximize: whether to ascend the gradient.
-        stacked: whether several parameters are updated at once. Every tensor except `shrink` then has an additional
-            first axis with one entry for each parameter.
 
     Returns:
-        The amount, with the shape and dtype of `parameter`, and the new moments, with the shapes and dtypes of
+        The amounts, with the shape and dtype of `parameters`, and the new moments, with the shapes and dtypes of
         `moments`.
     """
-    dtype, wide = parameter.dtype, compute_dtype(parameter.dtype)
-    rank, size = parameter.shape.rank, parameter.shape.num_elements()
-    if not size:
-        return tf.zeros_like(parameter), list(moments)
-    if stacked:
-        size //= parameter.shape[0]
-        weight, rate = (tf.reshape(each, [-1] + [1] * (rank - 1)) for each in (weight, rate))
-    axes = list(range(1, rank)) if stacked else None
+    dtype, wide = parameters.dtype, compute_dtype(parameters.dtype)
+    shape = parameters.shape[1:]
+    if not shape.num_elements():
+        return tf.zeros_like(parameters), list(moments)
+    if parameters.shape[0] > 1:
+        weights, rates = (tf.reshape(each, [-1] + [1] * shape.rank) for each in (weights, rates))
     eps1 = _SPACING[dtype] if eps[0] is None else eps[0]
-    x, g = tf.cast(parameter, wide), tf.cast(gradient, wide)
+    x, g = tf.cast(parameters, wide), tf.cast(gradients, wide)
 
     squared = tf.square(g)
-    if rank - stacked >= 2:
+    if shape.rank >= 2:
         means = [tf.reduce_mean(squared, -1, keepdims=True), tf.reduce_mean(squared, -2, keepdims=True)]
-        row, column = new = [_toward(tf.cast(old, wide), mean, weight) for old, mean in zip(moments, means)]
+        row, column = new = [_toward(tf.cast(old, wide), mean, weights) for old, mean in zip(moments, means)]
         # PyTorch multiplies before it divides, and so does this code: if the product overflows, the estimate is
         # infinite, and the parameter does not change.
         estimate = row * column / tf.maximum(tf.reduce_mean(row, -2, keepdims=True), eps1)
     else:
-        new = [_toward(tf.cast(moments[0], wide), squared, weight)]
+        new = [_toward(tf.cast(moments[0], wide), squared, weights)]
         estimate = new[0]
     direction = g * tf.math.rsqrt(tf.maximum(estimate, eps1 * eps1))
-    length = _larger(_half_sum_of_squares(x, axes) * (2 / size), eps[1] ** 2)
-    length /= _larger(_half_sum_of_squares(direction, axes) * (2 / size / d**2), 1.0)
-    length = rate * tf.sqrt(length)
+    length = _larger(_mean_square(x), eps[1] ** 2)
+    length /= _larger(_mean_square(direction) / d**2, 1.0)
+    length = rates * tf.sqrt(length)
     change = (-length if maximize else length) * direction
     if shrink is not None:
         change += shrink * x
     return tf.cast(change, dtype), [_narrowed(each, dtype) for each in new]
 
 
-def _half_sum_of_squares(values: tf.Tensor, axes: list[int] | None) -> tf.Tensor:
-    # For a single parameter, l2_loss reads the values once, without creating a tensor of the same size.
-    return tf.nn.l2_loss(values) if axes is None else tf.reduce_sum(tf.square(values), axes, keepdims=True) / 2
+def _mean_square(stack: tf.Tensor) -> tf.Tensor:
+    """Return the mean square of each entry of a stack, in a shape that broadcasts to the stack."""
+    if stack.shape[0] == 1:
+        # `l2_loss` reads the values once, without creating a tensor of the same size.
+        return tf.nn.l2_loss(stack) * (2 / stack.shape.num_elements())
+    return tf.reduce_mean(tf.square(stack), list(range(1, stack.shape.rank)), keepdims=True)
 
 
 def _larger(value: tf.Tensor, least: float) -> tf.Tensor:
@@ -165,7 +164,7 @@ def _narrowed(moment: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def update_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
-    """Estimate how many bytes the update of a parameter, or of a stack of parameters, needs at its peak.
+    """Estimate how many bytes the update of a stack of parameters needs at its peak.
 
     At the peak there are five tensors of the parameter's size: the parameter, the gradient, the squared gradient, the
     estimate of the second moment and the change.
@@ -174,7 +173,7 @@ def update_bytes(shape: Sequence[int], dtype: tf.DType) -> int:
     200000
 
     Args:
-        shape: the parameter's shape.
-        dtype: the parameter's dtype.
+        shape: the shape of the stack.
+        dtype: the parameters' dtype.
     """
     return 5 * math.prod(shape) * compute_dtype(dtype).size

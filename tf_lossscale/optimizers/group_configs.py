@@ -6,9 +6,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from absl import logging
-
-from tf_lossscale.optimizers.parameter_groups import ParameterGroup
+from tf_lossscale.optimizers.groups import ParameterGroup
 
 
 def config_of(optimizer: Any) -> dict[str, Any]:
@@ -59,15 +57,15 @@ def in_saved_order(optimizer: Any, variables: list[Any]) -> list[Any]:
     """Return the variables in the order that they had in the optimizer whose config was saved.
 
     That order may be different from the order of the variables in the model, because `step` and `load_state_dict`
-    build an optimizer in the order of its groups. If the names of the variables do not determine the order, the
-    variables are returned as they are.
+    build an optimizer in the order of its groups. If there is one group and the names of the variables do not determine
+    the order, the variables are returned as they are.
 
     Args:
         optimizer: an `Adafactor`.
         variables: the variables passed to `build`.
 
     Raises:
-        ValueError: there are fewer variables than in the parameter groups of the config.
+        ValueError: there are several groups, and the names of the variables do not say which group they belong to.
     """
     saved, names = optimizer._names, _names_of(variables)
     if saved is None or saved == names:
@@ -76,17 +74,11 @@ def in_saved_order(optimizer: Any, variables: list[Any]) -> list[Any]:
     if first is not None:
         return [variables[i] for i in [*first, *sorted(set(range(len(variables))) - set(first))]]
     if optimizer._positions is not None:
-        if len(saved) > len(variables):
-            raise ValueError(
-                f"The parameter groups in the config of this Adafactor have {len(saved)} variables, but build() got "
-                f"only {len(variables)}: {names}. Pass all variables for which the optimizer was built when the config "
-                "was saved, or create a new optimizer."
-            )
-        logging.warning(
-            "The names of the variables passed to Adafactor.build(), %s, do not match the names in the config, %s. The "
-            "variables are assigned to the parameter groups by their positions. Check `param_groups`.",
-            names,
-            saved,
+        raise ValueError(
+            f"The names of the variables passed to Adafactor.build(), {names}, do not match the names in the config, "
+            f"{list(saved)}, so the parameter group of each variable is unknown. Give the layers the names "
+            "of the saved model (Keras numbers layers within a process: load the model in a new process), or create a "
+            "new optimizer with these groups."
         )
     return variables
 

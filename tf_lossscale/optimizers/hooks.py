@@ -186,55 +186,66 @@ class Hooked:
         """
         return self._hooks["load_state_dict_post"].register(hook, prepend)
 
-    def _step_hooks(self) -> tuple[list[Hooks], list[Hooks]]:
-        """Return the hooks to call before a step, and the hooks to call after it, in calling order."""
-        return [before_every_step, self._hooks["step_pre"]], [self._hooks["step_post"], after_every_step]
-
     @property
     def has_step_hooks(self) -> bool:
         """Whether any step hook is registered."""
-        return any(list(hooks) for hook_lists in self._step_hooks() for hooks in hook_lists)
+        return any(map(list, itertools.chain(*self._step_hooks.values())))
 
-    def _between_hooks(self, variables: Iterable[tf.Variable], update: Callable[[], Any]) -> Any:
-        """Call `update`, and call the step hooks before and after it.
+    @property
+    def _step_hooks(self) -> dict[str, tuple[Hooks, Hooks]]:
+        """The hooks to call before a step ("pre") and after it ("post"), in calling order."""
+        return {
+            "pre": (before_every_step, self._hooks["step_pre"]),
+            "post": (self._hooks["step_post"], after_every_step),
+        }
 
-        During an eager call to `step`, call only `update`, because `around_step` already calls the hooks, with the
-        arguments of `step`.
+    def _between_hooks(self, update: Callable[[], Any], variables: Callable[[], Iterable[tf.Variable]]) -> Any:
+        """Call `update`, and call the step hooks before and after it. `variables` returns the updated variables.
+
+        During an eager call to `step`, only `update` is called, because `around_step` already calls the hooks, with the
+        arguments of `step`. Only the first replica of each process calls the hooks.
         """
-        before, after = self._step_hooks()
         if self._in_step:
             return update()
-        if tf.executing_eagerly():
-            self._call(before)
-            result = update()
-            self._call(after)
-            return result
         if not self.has_step_hooks:
-            for hooks in (*before, *after):
-                hooks.traced_without = True
+            for hooks in itertools.chain(*self._step_hooks.values()):
+                hooks.traced_without |= not tf.executing_eagerly()
             return update()
         if in_xla_context():
             raise RuntimeError(
                 f"The step hooks of {type(self).__name__} cannot be called in a function that XLA compiles. Remove the "
                 "hooks, or leave out jit_compile (in Keras: compile(jit_compile=False))."
             )
-        with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call(before), [], []))):
+        if not _is_first_replica():
+            return update()
+        if tf.executing_eagerly():
+            self._call("pre")
+            result = update()
+            self._call("post")
+            return result
+        with tf.control_dependencies(operations(tf.numpy_function(lambda: self._call("pre"), [], []))):
             result = update()
         # Reading a variable waits for the last write to it, so the post-hooks run after all variables have been
         # updated.
-        with tf.control_dependencies([variable.read_value() for variable in variables]):
-            tf.numpy_function(lambda: self._call(after), [], [])
+        with tf.control_dependencies([variable.read_value() for variable in variables()]):
+            tf.numpy_function(lambda: self._call("post"), [], [])
         return result
 
-    def _call(self, hook_lists: list[Hooks]) -> None:
-        for hook in itertools.chain(*hook_lists):
+    def _call(self, when: str) -> None:
+        for hook in itertools.chain(*self._step_hooks[when]):
             result = hook(self, (self,), {})
-            if result is not None and hook_lists[0] is before_every_step:
+            if result is not None and when == "pre":
                 raise RuntimeError(
                     "A step pre-hook can replace only the arguments of step(), and only outside tf.function. In a "
                     "tf.function, or if apply_gradients or LossScaleOptimizer takes the step, the hook must return "
                     f"None, but it returned: {result!r}."
                 )
+
+
+def _is_first_replica() -> bool:
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return True
+    return replicas.replica() % len(tf.distribute.get_strategy().extended.worker_devices) == 0
 
 
 def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,9 +264,8 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
             # Python calls made here would run only while the function is traced. `_between_hooks` adds the calls to the
             # graph.
             return step(self, *args, **kwargs)
-        before, after = self._step_hooks()
         args = (self, *args)
-        for hook in itertools.chain(*before):
+        for hook in itertools.chain(*self._step_hooks["pre"]):
             result = hook(self, args, kwargs)
             if result is None:
                 continue
@@ -266,7 +276,7 @@ def around_step(step: Callable[..., Any]) -> Callable[..., Any]:
             args, kwargs = result
         with replicas.overriding(self, _in_step=True):
             loss = step(*args, **kwargs)
-        for hook in itertools.chain(*after):
+        for hook in itertools.chain(*self._step_hooks["post"]):
             hook(self, args, kwargs)
         return loss
 

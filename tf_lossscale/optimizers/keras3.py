@@ -96,7 +96,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     # Required by AdafactorBase. ---------------------------------------------------------------------------------
 
     @property
-    def _is_built(self) -> bool:  # type: ignore[override]
+    def _is_built(self) -> bool:
         return self.built
 
     def _tensor_variable(self, variable: Any) -> Any:
@@ -128,11 +128,19 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
             self._trainable_variables_indices[self._var_key(variable)] = len(self._trainable_variables)
             self._trainable_variables.append(variable)
 
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        variables = None if trainable_variables is None else list(trainable_variables)
+        if variables and not self.built:
+            # Otherwise the initial values of new variables would wait for the pre-hooks, and call them once more.
+            self.build(variables)
+        self._between_hooks(
+            lambda: super(Adafactor, self).apply(grads, variables),
+            lambda: map(self._tensor_variable, self._trainable_variables if variables is None else variables),
+        )
+
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Iterable[tuple[Any, Any]], learning_rate: Any
     ) -> None:
         # `learning_rate` is unused, because each parameter group has its own learning rate.
         del learning_rate
-        grads_and_vars = list(grads_and_vars)
-        variables = [self._tensor_variable(variable) for _, variable in grads_and_vars]
-        self._between_hooks(variables, lambda: self._update_on_devices(distribution, grads_and_vars))
+        self._update_on_devices(distribution, grads_and_vars)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.optimizers import arguments
 from tf_lossscale.optimizers.adafactor_rule import moment_shapes
+from tf_lossscale.optimizers.groups import check
 
 
 def checked(state_dict: Mapping[str, Any], parameters: Sequence[Sequence[Any]]) -> list[list[dict[str, Any]]]:
@@ -45,7 +45,7 @@ def checked(state_dict: Mapping[str, Any], parameters: Sequence[Sequence[Any]]) 
                 f"size of the optimizer's group: {len(variables)}. First create the optimizer with the same variables, "
                 "or call build() with them."
             )
-        arguments.check(group)
+        check(group)
     # JSON turns integer keys into strings.
     states = {
         int(key) if isinstance(key, str) and key.isdigit() else key: state for key, state in state_dict["state"].items()

@@ -58,7 +58,7 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
     # Required by AdafactorBase. ---------------------------------------------------------------------------------
 
     @property
-    def _is_built(self) -> bool:  # type: ignore[override]
+    def _is_built(self) -> bool:
         return getattr(self, "_built", False)
 
     def _tensor_variable(self, variable: Any) -> Any:
@@ -91,14 +91,16 @@ class Adafactor(TorchSurface, tf_keras.optimizers.Optimizer):
         for variable in variables:
             self._index_dict[self._var_key(variable)] = len(self._index_dict)
 
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        return self._between_hooks(
+            lambda: super(Adafactor, self).apply_gradients(pairs, *args, **kwargs), lambda: [v for _, v in pairs]
+        )
+
     def _distributed_apply_gradients_fn(
         self, distribution: Any, grads_and_vars: Sequence[tuple[Any, Any]], **kwargs: Any
     ) -> Any:
-        def update() -> Any:
-            if self.use_ema or self.jit_compile or self._mesh:
-                return super(Adafactor, self)._distributed_apply_gradients_fn(distribution, pairs, **kwargs)
-            self._update_on_devices(distribution, pairs)
-            return self.iterations.assign_add(1)
-
-        pairs = list(grads_and_vars)
-        return self._between_hooks([variable for _, variable in pairs], update)
+        if self.use_ema or self.jit_compile or self._mesh:
+            return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+        self._update_on_devices(distribution, grads_and_vars)
+        return self.iterations.assign_add(1)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale.optimizers import hooks, parameter_groups, state_dicts
+from tf_lossscale.optimizers import groups, hooks, state_dicts
 from tf_lossscale.optimizers.adafactor import AdafactorBase
-from tf_lossscale.optimizers.parameter_groups import ParameterGroup
+from tf_lossscale.optimizers.groups import ParameterGroup
 
 
 class TorchSurface(AdafactorBase):
@@ -54,7 +54,7 @@ class TorchSurface(AdafactorBase):
             ValueError: a variable is already in a group, or only some of the groups have names for their parameters.
             KeyError: `param_group` has no "params".
         """
-        self._add_group(parameter_groups.one_group(param_group))
+        self._add_group(groups.one_group(param_group))
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -101,6 +101,11 @@ class TorchSurface(AdafactorBase):
             self.apply_gradients(pairs)
         return loss
 
+    def _build_for_groups(self) -> None:
+        if not self._is_built:
+            with tf.init_scope():
+                self.build(self._parameters())
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the variables' gradients.
 
@@ -138,7 +143,7 @@ class TorchSurface(AdafactorBase):
         for group in self._groups:
             for number, (variable, step) in enumerate(zip(group["params"], self._steps_of(group)), first):
                 if step > 0:
-                    moments = self._moments_of(variable)
+                    moments = self._moments[self._var_key(variable)]
                     state[number] = {"step": step, **{name: self._numpy(each) for name, each in moments.items()}}
             packed.append(_packed(group, first))
             first += len(group["params"])
@@ -187,19 +192,14 @@ class TorchSurface(AdafactorBase):
         for group, saved, of_group in zip(self._groups, loaded["param_groups"], states):
             if group.steps is not None:
                 self._load_moments(group, of_group)
-            for name, value in saved.items():
-                if name == "lr":
-                    group.rate.load(value)
-                elif name != "params":
-                    group[name] = value
-            group.reorder([*(name for name in saved if name != "params"), "params"])
+            group.load(saved)
         for hook in self._hooks["load_state_dict_post"]:
             hook(self)
 
     def _load_moments(self, group: ParameterGroup, states: list[dict[str, Any]]) -> None:
         self._tensor_variable(group.steps).assign(np.array([state.get("step", 0.0) for state in states], "float32"))
         for variable, state in zip(group["params"], states):
-            for name, each in self._moments_of(variable).items():
+            for name, each in self._moments[self._var_key(variable)].items():
                 target = self._tensor_variable(each)
                 target.assign(tf.cast(state[name], target.dtype) if state else tf.zeros_like(target))
 

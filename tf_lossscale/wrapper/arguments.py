@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core.diagnosis import Diagnosis
-from tf_lossscale.core.exponents import EVERY, Exponents
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.rules import Rules
+from tf_lossscale.diagnosis.exponents import EVERY, Exponents
+from tf_lossscale.diagnosis.overflow import Diagnosis
 
 #: The scale that a dynamic loss scale starts with, unless `initial_scale` is passed.
 DEFAULT_SCALE = 2.0**15

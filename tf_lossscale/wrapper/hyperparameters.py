@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.diagnosis import Diagnosis
-from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.core.variables import as_number
+from tf_lossscale.diagnosis.exponents import Exponents
+from tf_lossscale.diagnosis.overflow import Diagnosis
 from tf_lossscale.families.family import Family
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.contract import Contract

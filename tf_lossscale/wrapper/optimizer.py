@@ -12,10 +12,10 @@ from absl import logging
 
 from tf_lossscale.core import gradients as arithmetic
 from tf_lossscale.core import replicas
-from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
 from tf_lossscale.core.inside import scaled_inside
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import arguments, contract, hyperparameters
 from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, names_of, require_fitting, tensors_of, unzip

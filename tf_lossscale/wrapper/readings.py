@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_lossscale.core.exponents import Exponents
 from tf_lossscale.core.variables import as_number, value_or_zero
+from tf_lossscale.diagnosis.exponents import Exponents
+from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
+from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.precision.counts import ExponentCounts
-from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.wrapper.hyperparameters import Parts
 
 if TYPE_CHECKING:
     from tf_lossscale.types import State
-
-
-@dataclasses.dataclass(frozen=True)
-class Overflow:
-    """A row of an overflow report: one variable whose gradient was not finite in some steps.
-
-    >>> Overflow("dense/kernel", steps=3, last_step=17, infinite_steps=3, nan_steps=0).kind
-    'inf'
-    """
-
-    variable: str
-    steps: int
-    last_step: int
-    infinite_steps: int
-    nan_steps: int
-
-    @property
-    def kind(self) -> str:
-        """The kinds of non-finite values that the gradient has had so far: "inf", "NaN" or "inf, NaN".
-
-        A step whose gradient contained both infinity and NaN counts only as NaN. "inf, NaN" therefore means that the
-        kinds occurred in different steps.
-        """
-        steps_of = {"inf": self.infinite_steps, "NaN": self.nan_steps}
-        return ", ".join(kind for kind, steps in steps_of.items() if steps)
-
-
-class OverflowReport(tuple[Overflow, ...]):
-    """The result of `overflow_report()`: a tuple of `Overflow` rows that prints as a table.
-
-    >>> OverflowReport([Overflow("dense/kernel", 3, 17, 3, 0), Overflow("dense/bias", 1, 2, 0, 1)])
-    variable      steps  last step  kind
-    dense/kernel      3         17  inf
-    dense/bias        1          2  NaN
-    >>> OverflowReport()
-    No gradient was infinite or NaN.
-    """
-
-    def __repr__(self) -> str:
-        if not self:
-            return "No gradient was infinite or NaN."
-        width = max(8, *(len(row.variable) for row in self))
-        lines = [f"{'variable':{width}}  {'steps':>5}  {'last step':>9}  kind"]
-        lines += [f"{row.variable:{width}}  {row.steps:>5}  {row.last_step:>9}  {row.kind}" for row in self]
-        return "\n".join(lines)
 
 
 class Observable(Parts):

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.exponents import EVERY
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale
 from tf_lossscale.core.rules import KEYWORDS
+from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.hyperparameters import Parts

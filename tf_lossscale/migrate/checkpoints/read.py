@@ -71,7 +71,7 @@ def _read(given: str) -> File:
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
     latest = None
-    # `checkpoint` is not always a file. Programs such as `tf-lossscale train` write checkpoints to a folder with this
+    # `checkpoint` is not always a file. Some programs write checkpoints to a folder with this
     # name.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.monitoring.histograms import write_histograms
-from tf_lossscale.monitoring.summaries import require_ours, require_tensorboard, write_scalars
-from tf_lossscale.precision import records
+from tf_lossscale.diagnosis.report import FINITE, LOWEST
+from tf_lossscale.libraries import optional
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.readings import value_of
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
 
-if TYPE_CHECKING:
-    from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
-
 #: The fraction of skipped steps is computed over at least this many steps.
 WINDOW = 50
+
+_HISTOGRAM = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
 
 
 class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. If it has
-    `diagnose="exponents"`, the callback writes the gradients' exponent counts to `log_dir`, for the `tf-lossscale plot`
-    command. The logs appear in the progress bar, in `History`, and in callbacks that come later in the list, like
-    `CSVLogger` and `TensorBoard`. The callback warns when too many steps are skipped. If training has stalled, reading
-    the loss scale also triggers the optimizer's `on_stall`.
+    If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. The logs appear
+    in the progress bar, in `History`, and in callbacks that come later in the list, like `CSVLogger` and `TensorBoard`.
+    The callback warns when too many steps are skipped. If training has stalled, reading the loss scale also triggers
+    the optimizer's `on_stall`.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -46,9 +44,9 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         update_freq: "epoch" to read the values at the end of each epoch, or a number n to read them after every n
             batches as well. Each reading waits until the steps in progress have finished. With `steps_per_execution`,
             the values are read after the execution that contains the n-th batch.
-        log_dir: a folder to which the callback writes the same TensorBoard scalars as `write_summary`, at each reading.
-            By default nothing is written. With `diagnose="exponents"`, the callback also writes the most recent
-            exponent counts: as histograms for TensorBoard, and as a line of `exponents.jsonl`.
+        log_dir: a folder to which the callback writes these values and the loss for TensorBoard, at each reading. By
+            default nothing is written. With `diagnose="exponents"`, the callback also writes the most recent exponent
+            counts: a histogram of exponents for each variable.
         max_skipped: the fraction of skipped steps above which the callback warns. At a reading, the callback checks the
             fraction if at least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown, or None for the model's optimizer.
@@ -75,20 +73,13 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             self.on_train_batch_end = self._after_batch
         self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a fraction, for example 0.2.")
         if optimizer is not None:
-            require_ours(optimizer)
+            _require_ours(optimizer)
         if log_dir is not None:
-            require_tensorboard("LossScaleMonitor(log_dir=...)", "leave out `log_dir`")
+            optional.load("tensorboard", "")
         self._optimizer = optimizer
-        self._log_dir = "" if log_dir is None else str(log_dir)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        # Identifies the exponent counts that were written last: the `Exponents` object that counted them, and their
-        # step number.
-        self._counted: tuple[Any, int] = (None, 0)
-        self._read: dict[str, Any] = {}
-        self._tensors: dict[str, Any] = {}
-        # The total number of steps, and the number of skipped steps, at the previous check of `max_skipped`.
-        self._since = (0, 0)
-        self._warned = False
+        # Identifies the exponent counts that were written last, by their optimizer and their step.
+        self._written: tuple[Any, int] = None, 0
 
     @property
     def _watched(self) -> Any:
@@ -96,14 +87,17 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
-        require_ours(self._watched)
+        _require_ours(self._watched)
         if self._writer is not None and not tf.executing_eagerly():
             raise RuntimeError(
                 "LossScaleMonitor(log_dir=...) cannot write in graph mode. Leave `log_dir` out, and put Keras's "
                 "TensorBoard callback after the monitor: it writes all logs, including the loss scale."
             )
-        self._read, self._tensors = {}, {}
-        self._since = self._counts()
+        self._tensors: dict[str, Any] = {}
+        self._read: dict[str, Any] = {}
+        self._warned = False
+        # The number of steps, and of skipped steps, at the previous check of `max_skipped`.
+        self._checked = self._steps(), self._value("skipped_steps")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         del epoch, logs
@@ -129,36 +123,50 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         logs.update(self._read)
 
     def _update_logs(self, logs: dict[str, Any]) -> None:
-        optimizer = self._watched
-        loss = logs.get("loss")
-        self._read = {"loss_scale": self._value("loss_scale"), "skipped_steps": self._counts()[1]}
-        if optimizer.gradient_norm is not None:
+        self._read = {name: self._value(name) for name in ("loss_scale", "skipped_steps")}
+        if self._watched.gradient_norm is not None:
             self._read["grad_norm"] = self._value("gradient_norm")
         logs.update(self._read)
         if self._writer is not None:
-            with self._writer.as_default():
-                write_scalars(optimizer, self._counts()[0], loss)
-                self._write_counts(optimizer)
+            self._write({**self._read, **{name: logs[name] for name in ("loss",) if name in logs}})
         self._warn()
 
-    def _write_counts(self, optimizer: Any) -> None:
+    def _write(self, values: dict[str, Any]) -> None:
+        optimizer, step = self._watched, self._steps()
         counts = optimizer._last_counts()
-        if counts is None or (optimizer._exponents, counts.step) == self._counted:
-            return
-        self._counted = (optimizer._exponents, counts.step)
-        # After an optimizer is loaded from a file, the step numbers of its exponent counts start from 1 again, whereas
-        # its `total_steps` continues from the loaded value. The difference is the number of steps that were taken
-        # before the optimizer was saved.
-        earlier = max(self._counts()[0] - optimizer._exponents.steps_taken(), 0)
-        counts = dataclasses.replace(counts, step=counts.step + earlier)
-        write_histograms(counts)
-        records.append(self._log_dir, counts)
+        with self._writer.as_default(step):  # type: ignore[union-attr]
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+            if counts is None or (optimizer is self._written[0] and counts.step == self._written[1]):
+                return
+            self._written = optimizer, counts.step
+            for name, row in zip(counts.names, counts.counts[:, FINITE]):
+                seen = np.flatnonzero(row)
+                if not seen.size:
+                    continue
+                # `tf.summary.histogram` needs the values themselves. This writes their counts in the same format: for
+                # each bucket its lower bound, its upper bound and its count.
+                bins = np.arange(seen[0], seen[-1] + 1)
+                buckets = np.stack([bins + LOWEST, bins + LOWEST + 1, row[bins]], axis=1).astype(np.float64)
+                tf.summary.write(f"exponents/{name}", buckets, metadata=_HISTOGRAM)
 
-    def _counts(self) -> tuple[int, int]:
+    def _warn(self) -> None:
+        steps, skipped = self._steps(), self._read["skipped_steps"]
+        new = steps - self._checked[0]
+        if new < WINDOW:
+            return
+        fraction = (skipped - self._checked[1]) / new
+        self._checked = steps, skipped
+        if fraction > self.max_skipped and not self._warned:
+            logging.warning(
+                "%.0f%% of the last %d steps were skipped, more than %g%%; the loss scale is %g. %s",
+                *(100 * fraction, new, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
+            )
+        self._warned = fraction > self.max_skipped
+
+    def _steps(self) -> int:
         scale = self._watched._loss_scale
-        if not scale.may_skip:
-            return self._value("iterations"), 0
-        return self._value("total_steps", scale), self._value("skipped_steps", scale)
+        return int(self._value("total_steps", scale) if scale.may_skip else self._value("iterations"))
 
     def _value(self, name: str, holder: Any = None) -> Any:
         """Return an attribute of `holder` as a Python number. If `holder` is None, the optimizer is used."""
@@ -171,19 +179,6 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             self._tensors[name] = value_or_zero(value) if isinstance(value, tf.Variable) else value
         return value_of(self._tensors[name])
 
-    def _warn(self) -> None:
-        (steps, skipped), (steps_before, skipped_before) = self._counts(), self._since
-        if steps - steps_before < WINDOW:
-            return
-        self._since = steps, skipped
-        fraction = (skipped - skipped_before) / (steps - steps_before)
-        if fraction > self.max_skipped and not self._warned:
-            logging.warning(
-                "%.0f%% of the last %d steps were skipped, more than %g%%; the loss scale is %g. %s",
-                *(100 * fraction, steps - steps_before, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
-            )
-        self._warned = fraction > self.max_skipped
-
     # tf_keras calls these three methods on every callback, even on one that is not derived from
     # `tf_keras.callbacks.Callback`.
 
@@ -195,3 +190,12 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+def _require_ours(optimizer: Any) -> None:
+    if not isinstance(optimizer, LossScaleOptimizer):
+        raise TypeError(
+            f"The optimizer must be a tf_lossscale.LossScaleOptimizer, but got: {optimizer!r}. Wrap it before compile: "
+            "model.compile(tf_lossscale.LossScaleOptimizer(optimizer), ...). Or, under the mixed_float16 policy, call "
+            "tf_lossscale.wrap_in_compile() before compile."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,51 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.core.gradients import nonfinite_kind
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
+
+
+@dataclasses.dataclass(frozen=True)
+class Overflow:
+    """A row of an overflow report: one variable whose gradient was not finite in some steps.
+
+    >>> Overflow("dense/kernel", steps=3, last_step=17, infinite_steps=3, nan_steps=0).kind
+    'inf'
+    """
+
+    variable: str
+    steps: int
+    last_step: int
+    infinite_steps: int
+    nan_steps: int
+
+    @property
+    def kind(self) -> str:
+        """The kinds of non-finite values that the gradient has had so far: "inf", "NaN" or "inf, NaN".
+
+        A step whose gradient contained both infinity and NaN counts only as NaN. "inf, NaN" therefore means that the
+        kinds occurred in different steps.
+        """
+        steps_of = {"inf": self.infinite_steps, "NaN": self.nan_steps}
+        return ", ".join(kind for kind, steps in steps_of.items() if steps)
+
+
+class OverflowReport(tuple[Overflow, ...]):
+    """The result of `overflow_report()`: a tuple of `Overflow` rows that prints as a table.
+
+    >>> OverflowReport([Overflow("dense/kernel", 3, 17, 3, 0), Overflow("dense/bias", 1, 2, 0, 1)])
+    variable      steps  last step  kind
+    dense/kernel      3         17  inf
+    dense/bias        1          2  NaN
+    >>> OverflowReport()
+    No gradient was infinite or NaN.
+    """
+
+    def __repr__(self) -> str:
+        if not self:
+            return "No gradient was infinite or NaN."
+        width = max(8, *(len(row.variable) for row in self))
+        lines = [f"{'variable':{width}}  {'steps':>5}  {'last step':>9}  kind"]
+        lines += [f"{row.variable:{width}}  {row.steps:>5}  {row.last_step:>9}  {row.kind}" for row in self]
+        return "\n".join(lines)
 
 
 class Diagnosis(Variables):
@@ -93,6 +139,15 @@ class Diagnosis(Variables):
         return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
 
 
+def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
+    """Return the table of counts, updated for a skipped step."""
+    kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in checked])
+    infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
+    bad = infinite + nan
+    last = tf.where(bad > 0, step, table[:, 1])
+    return tf.stack([table[:, 0] + bad, last, table[:, 2] + infinite, table[:, 3] + nan], axis=1)
+
+
 def global_norm(gradients: list[Any]) -> tf.Tensor:
     """Return the global norm of the gradients.
 
@@ -105,18 +160,5 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
     Returns:
         A float32 scalar tensor, which is infinite or NaN if any gradient contains infinity or NaN.
     """
-    wide = [tf.cast(_values(g), tf.float32) for g in gradients if g is not None]
+    wide = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g in gradients if g is not None]
     return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
-
-
-def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
-    """Return the table of counts, updated for a skipped step."""
-    kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in checked])
-    infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
-    bad = infinite + nan
-    last = tf.where(bad > 0, step, table[:, 1])
-    return tf.stack([table[:, 0] + bad, last, table[:, 2] + infinite, table[:, 3] + nan], axis=1)
-
-
-def _values(gradient: Any) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,0 +1,221 @@
+"""The loss scale in fit's logs and in TensorBoard."""
+
+import csv
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.families import FAMILIES, families
+from tf_lossscale import LossScaleMonitor, LossScaleOptimizer
+from tf_lossscale.diagnosis.report import column
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    return said
+
+
+def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, steps_per_execution=1, **kwargs):
+    keras = family.keras
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), initial_scale=64.0, **kwargs)
+    in_functions = {"jit_compile": jit_compile, "steps_per_execution": steps_per_execution}
+    model.compile(optimizer, "mse", **(in_functions if tf.executing_eagerly() else {}))
+    y = np.zeros((len(x), 1), np.float32)
+    history = model.fit(x, y, batch_size=1, epochs=epochs, verbose=verbose, shuffle=False, callbacks=callbacks)
+    return history.history, optimizer
+
+
+def data(n, bad=()):
+    x = np.ones((n, 2), np.float32)
+    x[list(bad)] = np.inf
+    return x
+
+
+def written(folder):
+    """Return the values that TensorBoard shows of a folder: for each tag, pairs of a step and a number or a list."""
+    tags = {}
+    for path in folder.glob("*.tfevents.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                tags.setdefault(value.tag, []).append((event.step, tf.make_ndarray(value.tensor).tolist()))
+    return tags
+
+
+@families
+def test_fits_history_bar_and_csv_have_the_scale_the_skips_and_the_norm(family, tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    callbacks = [LossScaleMonitor(), family.keras.callbacks.CSVLogger(str(path))]
+    history, optimizer = fit(family, data(8, bad=[1, 3]), callbacks, epochs=2, verbose=2, diagnose=True)
+    assert history["loss_scale"] == [16.0, 4.0]
+    assert history["skipped_steps"] == [2, 4]
+    assert history["grad_norm"][-1] == pytest.approx(float(optimizer.gradient_norm))
+    printed = capsys.readouterr().out
+    assert "loss_scale: 16" in printed
+    assert "skipped_steps: 4" in printed
+    rows = list(csv.DictReader(path.open()))
+    assert [float(row["loss_scale"]) for row in rows] == [16.0, 4.0]
+    assert [float(row["skipped_steps"]) for row in rows] == [2.0, 4.0]
+    assert float(rows[1]["grad_norm"]) > 0
+
+
+def test_in_graph_mode_keras_2_shows_the_same_and_its_graph_does_not_grow():
+    tf_keras = FAMILIES[2].keras
+    sizes = []
+
+    def train(callbacks, **kwargs):
+        return fit(FAMILIES[2], data(4, bad=[1]), callbacks, epochs=2, **kwargs)[0]
+
+    with tf.Graph().as_default() as graph:
+        count = tf_keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sizes.append(len(graph.get_operations())))
+        history = train([LossScaleMonitor(update_freq=1), count], diagnose=True)
+        assert history["loss_scale"] == [32.0, 16.0]
+        assert history["skipped_steps"] == [1, 2]
+        assert all(norm > 0 for norm in history["grad_norm"])
+        assert sizes[0] == sizes[1]
+        assert train([LossScaleMonitor()], dynamic=False)["skipped_steps"] == [0, 0]
+
+
+def test_in_graph_mode_a_log_dir_is_refused(tmp_path):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"Leave `log_dir` out.*TensorBoard callback"):
+        fit(FAMILIES[2], data(1), [LossScaleMonitor(log_dir=tmp_path)])
+
+
+def test_without_tensorboard_the_error_comes_before_training_and_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    logs = tmp_path / "logs"
+    with pytest.raises(ImportError, match=r"needs tensorboard, which is not installed.*pip install tensorboard$"):
+        LossScaleMonitor(log_dir=logs)
+    assert not logs.exists()
+    history, _ = fit(FAMILIES[0], data(2), [LossScaleMonitor()])
+    assert history["skipped_steps"] == [0]
+
+
+@families
+def test_with_a_frequency_each_batch_shows_the_last_reading(family):
+    seen = []
+    show = family.keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs.get("loss_scale")))
+    fit(family, data(6, bad=[0, 3]), [LossScaleMonitor(update_freq=2), show])
+    assert seen == [None, 32.0, 32.0, 16.0, 16.0, 16.0]
+
+
+@families
+def test_a_frequency_that_does_not_divide_the_steps_per_execution_is_rounded_up(family):
+    seen = []
+    show = family.keras.callbacks.LambdaCallback(
+        on_batch_end=lambda batch, logs: seen.append((batch, logs.get("loss_scale")))
+    )
+    fit(family, data(10, bad=[0, 4, 9]), [LossScaleMonitor(update_freq=3), show], epochs=2, steps_per_execution=2)
+    read = [scale for _, scale in seen]
+    assert [batch for batch, _ in seen] == 2 * [1, 3, 5, 7, 9], "Keras names the last batch of each execution"
+    assert read == [None, 32.0, 16.0, 16.0, 8.0, 8.0, 4.0, 2.0, 2.0, 1.0]
+
+
+@families
+def test_without_a_frequency_batches_are_not_waited_for(family):
+    monitor = LossScaleMonitor()
+    assert not monitor._implements_train_batch_hooks()
+    assert LossScaleMonitor(update_freq=3)._implements_train_batch_hooks()
+    history, _ = fit(family, data(4), [monitor])
+    assert "grad_norm" not in history, "only with diagnose=True"
+
+
+@families
+def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path):
+    monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
+    fit(family, data(6, bad=[0, 3]), [monitor], diagnose=True)
+    run = written(tmp_path)
+    assert sorted(set(run["loss_scale"])) == [(2, 32.0), (4, 16.0), (6, 16.0)]
+    assert sorted(set(run["skipped_steps"])) == [(2, 1.0), (4, 2.0), (6, 2.0)]
+    assert {step for step, _ in run["loss"]} == {step for step, _ in run["grad_norm"]} == {2, 4, 6}
+
+
+@families
+def test_kerass_own_tensorboard_callback_writes_them_too(family, tmp_path):
+    callbacks = [LossScaleMonitor(), family.keras.callbacks.TensorBoard(str(tmp_path))]
+    fit(family, data(4, bad=[1]), callbacks)
+    assert written(tmp_path / "train")["epoch_loss_scale"] == [(0, 32.0)]
+
+
+def test_too_many_skipped_steps_are_said_once_with_what_to_try(warnings):
+    x = data(60, bad=range(0, 60, 4))
+    fit(FAMILIES[0], x, [LossScaleMonitor()], epochs=3, min_scale=2.0**-100)
+    assert len(warnings) == 1
+    assert "25% of the last 60 steps were skipped, more than 20%" in warnings[0]
+    assert "overflow_report()" in warnings[0]
+
+
+def test_few_skipped_steps_or_few_steps_at_all_are_not_worth_a_warning(warnings):
+    fit(FAMILIES[0], data(60, bad=range(0, 60, 6)), [LossScaleMonitor()], min_scale=2.0**-100)
+    fit(FAMILIES[0], data(10, bad=range(10)), [LossScaleMonitor()], min_scale=2.0**-100)
+    assert not warnings
+
+
+def test_a_stall_is_noticed_at_the_end_of_the_epoch_where_xla_compiles():
+    with pytest.raises(FloatingPointError, match="The last 120 steps were all skipped"):
+        fit(FAMILIES[0], data(120, bad=range(120)), [LossScaleMonitor()], 5, jit_compile=True, on_stall="raise")
+
+
+def test_one_of_several_optimizers_is_watched_and_a_fixed_scale_too():
+    other = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
+    history, _ = fit(FAMILIES[0], data(2), [LossScaleMonitor(optimizer=other)])
+    assert (history["loss_scale"], history["skipped_steps"]) == ([8.0], [0])
+
+
+def test_an_optimizer_without_a_loss_scale_is_refused_with_what_to_do():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match=r"Wrap it before compile.*tf_lossscale\.wrap_in_compile\(\) before compile"):
+        model.fit(data(2), data(2), verbose=0, callbacks=[LossScaleMonitor()])
+    with pytest.raises(TypeError, match=r"must be a tf_lossscale\.LossScaleOptimizer"):
+        LossScaleMonitor(optimizer=3)
+    for arguments in ({"update_freq": 0}, {"update_freq": 1.5}, {"max_skipped": -1}):
+        with pytest.raises(ValueError, match="must"):
+            LossScaleMonitor(**arguments)
+
+
+@families
+def test_exponents_are_written_once_for_each_counted_step(family, tmp_path):
+    monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
+    fit(family, data(10, bad=[6]), [monitor], diagnose="exponents", diagnose_every=3)
+    histograms = {tag: pairs for tag, pairs in written(tmp_path).items() if tag.startswith("exponents/")}
+    assert len(histograms) == 2, "one for the kernel and one for the bias"
+    for pairs in histograms.values():
+        assert [step for step, _ in pairs] == [2, 4, 10], "steps 1, 4, 7 and 10 are counted; step 7 has no finite value"
+
+
+def test_tensorboard_reads_the_exponents_of_each_variable_as_a_histogram(tmp_path):
+    from tensorboard.backend.event_processing import event_accumulator
+    from tensorboard.plugins.histogram import metadata
+
+    monitor = LossScaleMonitor(log_dir=tmp_path)
+    _, optimizer = fit(FAMILIES[0], data(1), [monitor], diagnose="exponents")
+    events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+    counts = optimizer.precision_report().counts
+    assert sorted(events.PluginTagToContent(metadata.PLUGIN_NAME)) == sorted(f"exponents/{n}" for n in counts.names)
+    for name, row in zip(counts.names, counts.counts):
+        (event,) = events.Tensors(f"exponents/{name}")
+        buckets = tf.make_ndarray(event.tensor_proto)
+        assert buckets[:, 2].sum() == row.sum() == {"kernel": 2, "bias": 1}[name.rpartition("/")[2]]
+        for exponent, end, count in buckets:
+            assert end == exponent + 1
+            assert row[column(int(exponent))] == count
+
+
+def test_a_monitor_writes_the_counts_of_a_second_optimizer_too(tmp_path):
+    monitor = LossScaleMonitor(log_dir=tmp_path)
+    for _ in range(2):
+        fit(FAMILIES[0], data(1), [monitor], diagnose="exponents")
+    histograms = [pairs for tag, pairs in written(tmp_path).items() if tag.startswith("exponents/")]
+    assert sum(map(len, histograms)) == 4, "two variables of each"
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit(FAMILIES[0], data(2), [LossScaleMonitor()], diagnose="exponents")
+    assert list(tmp_path.iterdir()) == []

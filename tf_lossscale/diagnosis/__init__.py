@@ -1,0 +1,53 @@
+"""Everything that looks at gradients: which of them overflow, which of them float16 loses, and how the scale moves.
+
+| name | purpose |
+|---|---|
+| `OverflowReport` | returned by `LossScaleOptimizer.overflow_report()`, with one `Overflow` for each variable |
+| `PrecisionReport` | returned by `LossScaleOptimizer.precision_report()`, with one `VariablePrecision` each |
+| `ExponentCounts` | the counts of gradients by exponent, from which a `PrecisionReport` is computed |
+| `LossScaleMonitor` | shows the loss scale during Keras's `fit` and in TensorBoard |
+| `plot` | draws a precision report or a training run |
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Maps each public name to the module that defines it. The modules are imported late: the wrapper imports the modules
+# `exponents`, `overflow` and `report` of this package, and the module `monitor` imports the wrapper.
+_HOMES = {
+    "ExponentCounts": "tf_lossscale.diagnosis.report",
+    "LossScaleMonitor": "tf_lossscale.diagnosis.monitor",
+    "Overflow": "tf_lossscale.diagnosis.overflow",
+    "OverflowReport": "tf_lossscale.diagnosis.overflow",
+    "PrecisionReport": "tf_lossscale.diagnosis.report",
+    "VariablePrecision": "tf_lossscale.diagnosis.report",
+    "plot": "tf_lossscale.diagnosis.plotting",
+}
+
+__all__ = [
+    "ExponentCounts",
+    "LossScaleMonitor",
+    "Overflow",
+    "OverflowReport",
+    "PrecisionReport",
+    "VariablePrecision",
+    "plot",
+]
+
+if TYPE_CHECKING:
+    from tf_lossscale.diagnosis.monitor import LossScaleMonitor
+    from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
+    from tf_lossscale.diagnosis.plotting import plot
+    from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport, VariablePrecision
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tf_lossscale.diagnosis' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,1 +1,0 @@
-"""Monitors the loss scale in `fit` and in TensorBoard, and plots it."""
