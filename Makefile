@@ -105,11 +105,9 @@ sessions: $(VENV)/.nox
 release-check: $(VENV)/.nox
 	$(BIN)/python .ci/release_check.py $(if $(ONLY),--only "$(ONLY)")
 
-## Run the benchmarks of docs/performance.md, and compare Adafactor with other optimizers. BENCH=--missing continues a
-## run that was stopped. BENCH="--missing 2026-01-31T15:00" repeats measurements that are older than this time.
+## Run the benchmarks and write the tables of docs/performance.md, and compare Adafactor with other optimizers.
 bench: $(VENV)/.test
-	$(BIN)/python -m benchmarks $(BENCH) --only "^[^,]+, (?!mirrored)"
-	$(BIN)/python -m benchmarks $(BENCH) --only "^[^,]+, mirrored"
+	$(BIN)/python -m benchmarks $(BENCH)
 	$(BIN)/python benchmarks/adafactor.py
 
 ## Build the documentation site in site/. Warnings are errors.

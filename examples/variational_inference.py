@@ -2,7 +2,7 @@
 
     python examples/variational_inference.py [--steps 300]
 
-Each weight is a normal distribution instead of a number. `tf_lossscale.probability.minimize` trains the means and the
+Each weight is a normal distribution instead of a number. `tfp.math.minimize` trains the means and the
 standard deviations of these distributions. Networks that are sampled from them classify the images in float16. The
 evidence lower bound is multiplied by 1e-5, as if it were a minor term of a larger loss. Without loss scaling, the
 gradients of the likelihood then underflow to zero in float16, and the posterior becomes equal to the prior.
@@ -94,8 +94,8 @@ def fit(steps, dtype, scaled):
     optimizer = tf.keras.optimizers.Adam(0.01, epsilon=1e-16)
     if scaled:
         optimizer = tf_lossscale.LossScaleOptimizer(optimizer)
-    minimize = tf_lossscale.probability.minimize if scaled else tfp.math.minimize
-    minimize(loss_fn, num_steps=steps, optimizer=optimizer, seed=(3, 4))
+        loss_fn = optimizer.scale_inside(loss_fn)
+    tfp.math.minimize(loss_fn, num_steps=steps, optimizer=optimizer, seed=(3, 4))
 
     draws = q.sample(20, seed=(5, 6))
     right = tf.argmax(logits(images[SEEN:], draws, tf.float32), axis=-1, output_type=tf.int32) == labels[SEEN:]

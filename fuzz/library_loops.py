@@ -1,4 +1,4 @@
-"""Runs random training programs with Keras's `fit`, with `tf_lossscale.probability.minimize` or in a TF1 session."""
+"""Runs random training programs with Keras's `fit`, with TensorFlow Probability's `minimize` or in a TF1 session."""
 
 import numpy as np
 import tensorflow as tf
@@ -6,7 +6,7 @@ import tensorflow as tf
 from fuzz.machine import Machine, inner_optimizer
 from fuzz.program import Step
 from tests.families import ALL_FAMILIES
-from tf_lossscale import LossScaleOptimizer, probability
+from tf_lossscale import LossScaleOptimizer
 
 
 class Whole:
@@ -68,7 +68,7 @@ class Fit(Whole):
 
 
 class Probability(Whole):
-    """Runs a program with `tf_lossscale.probability.minimize`.
+    """Runs a program with TensorFlow Probability's `minimize`.
 
     The loss scale is compared after every step. The variable is compared only after the last step.
     """
@@ -80,8 +80,10 @@ class Probability(Whole):
     def run(self, comparison, directory):
         """Minimize the loss. Compare the loss scale after each step, and the variable only after the last step."""
         [variable], gradients, calls = self.variables, tf.constant(self.gradients), tf.Variable(-1, trainable=False)
-        scales = probability.minimize(
-            lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1))),
+        import tensorflow_probability as tfp
+
+        scales = tfp.math.minimize(
+            self.optimizer.scale_inside(lambda: tf.reduce_sum(variable * tf.gather(gradients, calls.assign_add(1)))),
             len(self.program.steps),
             self.optimizer,
             trainable_variables=self.variables,

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers", ".probability"]
+SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers"]
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)

@@ -33,7 +33,7 @@ ORDER = [
     ("families.register",),
     ("layers",),
     ("families.keras3", "families.tf_keras", "families.tf_keras_legacy", "families.tf1", "families.sonnet"),
-    ("amp", "diagnosis", "legacy", "optimizers", "probability"),
+    ("amp", "diagnosis", "legacy", "optimizers"),
     ("migrate", "serialization"),
     ("cli",),
 ]
@@ -134,7 +134,6 @@ print(loaded, ours / theirs)
         "tf_lossscale.amp",
         "tf_lossscale.diagnosis",
         "tf_lossscale.optimizers",
-        "tf_lossscale.probability",
     ],
 )
 def test_every_public_name_exists_and_has_a_docstring_with_an_example(name):

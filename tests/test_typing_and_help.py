@@ -16,7 +16,7 @@ import tf_lossscale
 from tests import families
 
 ROOT = pathlib.Path(__file__).parents[1]
-SUBPACKAGES = ["", ".amp", ".diagnosis", ".legacy", ".migrate", ".optimizers", ".probability"]
+SUBPACKAGES = ["", ".amp", ".diagnosis", ".legacy", ".migrate", ".optimizers"]
 
 # Type checkers know TensorFlow's types from its stubs (types-tensorflow), and this package's from its sources.
 RIGHT = """
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing_extensions import assert_type
 import tensorflow as tf
 import tf_lossscale
-from tf_lossscale import LossScaleOptimizer, SharedLossScale, amp, legacy, migrate, probability
+from tf_lossscale import LossScaleOptimizer, SharedLossScale, amp, legacy, migrate
 from tf_lossscale.amp import DynamicLossScaleManager
 from tf_lossscale.legacy import from_loss_scale
 
@@ -71,7 +71,6 @@ assert_type(tf_lossscale.amp.DynamicLossScaleManager().get_loss_scale(), float)
 assert_type(from_loss_scale(optimizer, 8), LossScaleOptimizer)
 assert_type(legacy.DynamicLossScale()(), tf.Tensor)
 assert_type(migrate.restore("ckpt", optimizer, [weight]).loss_scale, float | None)
-probability.minimize(lambda: loss, num_steps=3, optimizer=optimizer)
 """
 
 # A wrong line of a user's program -> a part of the type checker's message.
@@ -87,7 +86,6 @@ WRONG = {
     'optimizer.state()["scale"]': 'TypedDict "State" has no key "scale"',
     "optimizer.loss_scale()": '"Tensor" not callable',
     "optimizer.min_scale + 1": 'Unsupported operand types for + ("None" and "int")',
-    "probability.minimize(lambda: loss, optimizer=optimizer)": 'Missing positional argument "num_steps"',
     'legacy.experimental.LossScaleOptimizer(optimizer, "dynamic").get_scaled_loss()': (
         '"get_scaled_loss" of "LossScaleOptimizer" require at least one argument'
     ),

@@ -30,7 +30,7 @@ _HOMES = {
 }
 
 # Subpackages that are accessible after `import tf_lossscale`.
-_SUBPACKAGES = ("amp", "diagnosis", "legacy", "migrate", "optimizers", "probability")
+_SUBPACKAGES = ("amp", "diagnosis", "legacy", "migrate", "optimizers")
 
 __all__ = [
     "DynamicLossScale",
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from tf_lossscale import legacy as legacy
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
-    from tf_lossscale import probability as probability
     from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
     from tf_lossscale.core.rules import Rules
     from tf_lossscale.core.shared import SharedLossScale

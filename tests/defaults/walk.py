@@ -13,7 +13,6 @@ MODULES = (
     "tf_lossscale.legacy.experimental",
     "tf_lossscale.migrate",
     "tf_lossscale.optimizers",
-    "tf_lossscale.probability",
 )
 
 
