@@ -84,17 +84,6 @@ def test_a_scale_of_ones_own_says_what_it_is():
         LossScale()()
 
 
-@pytest.mark.parametrize("name", ["step", "scale", "check"])
-def test_an_attribute_that_would_hide_a_method_is_refused(name):
-    class Hiding(LossScale):
-        def __init__(self):
-            super().__init__()
-            setattr(self, name, tf.Variable(1.0))
-
-    with pytest.raises(AttributeError, match=f"`{name}` is a method of .*Choose another name"):
-        Hiding()
-
-
 def test_it_moves_inside_a_tf_function_and_is_made_outside_of_it():
     made = []
 

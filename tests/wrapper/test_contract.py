@@ -800,3 +800,24 @@ def test_a_look_at_the_unscaled_norm_does_not_make_apply_gradients_apply_scaled_
     optimizer.build([weight])
     run(step, compiled)
     assert weight.numpy() == bare(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_subclass_that_clips_in_apply_gradients_gets_unscaled_gradients_in_every_loop(family):
+    seen = []
+
+    class Clips(LossScaleOptimizer):
+        def apply_gradients(self, grads_and_vars, **kwargs):
+            pairs = list(grads_and_vars)
+            seen.extend(float(g) for g, _ in pairs)
+            return super().apply_gradients([(tf.clip_by_norm(g, 1.0), v) for g, v in pairs], **kwargs)
+
+    optimizer, weight = Clips(family.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(4.0)
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(3.0 * weight)
+    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    optimizer.minimize(lambda: 3.0 * weight, [weight])
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(3.0 * weight)
+    optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(tape.gradient(loss, [weight])), [weight]))
+    assert (seen, weight.numpy()) == ([3.0, 3.0, 3.0], 1.0)

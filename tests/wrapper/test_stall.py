@@ -315,6 +315,11 @@ def test_it_is_part_of_a_config_unless_it_is_a_function():
         assert "on_stall" not in LossScaleOptimizer(tf.keras.optimizers.SGD(), on_stall=unsaid).get_config()
 
 
+def test_a_function_that_a_config_cannot_contain_is_said(warnings):
+    LossScaleOptimizer(tf.keras.optimizers.SGD(), on_stall=print).get_config()
+    assert "cannot contain the function `on_stall=print`" in warnings[0]
+
+
 @pytest.mark.parametrize("value", ["stop", None, 1])
 def test_other_values_are_refused_and_leave_the_inner_optimizer_free(value):
     inner = tf.keras.optimizers.SGD()

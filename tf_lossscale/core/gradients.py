@@ -187,7 +187,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     Returns:
         A bool scalar tensor, which is True if there is no gradient at all.
     """
-    each = [_sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    each = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     to_check = [tf.stack([each[i] for i in at]) if len(at) > 1 else each[at[0]] for at in _alike(each)]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
@@ -227,7 +227,18 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
-def _sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
+def sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """Add up the rows of IndexedSlices that have the same index.
+
+    >>> sums_of_rows(tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([3, 3]))).numpy().tolist()
+    [[3.0], [0.0]]
+
+    Args:
+        gradient: the IndexedSlices.
+
+    Returns:
+        A tensor with the shape of its values. The rows that are left over are zeros.
+    """
     values = gradient.values
     _, positions = tf.unique(tf.reshape(gradient.indices, [-1]))
     return tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])

@@ -63,14 +63,6 @@ class LossScale(Variables):
         # tf.contrib's loss scale manager has that name.
         super().__init__(name="loss_scaling")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if callable(getattr(LossScale, name, None)):
-            raise AttributeError(
-                f"`{name}` is a method of tf_lossscale.LossScale, so {type(self).__name__} cannot have an attribute of "
-                "this name. Choose another name, or override the method in the class."
-            )
-        super().__setattr__(name, value)
-
     def __call__(self) -> tf.Tensor:
         """Return the current scale, as a float32 scalar tensor."""
         raise NotImplementedError(
@@ -346,10 +338,11 @@ class LossScale(Variables):
 
     def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
         _require_keys(state, {"loss_scale"}, {"loss_scale"})
-        value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
-        if value != as_number(self()):
+        value, now = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned."), self()
+        if value != as_number(now):
             raise ValueError(
-                f"The loss scale is fixed at {as_number(self()):g}, but `state` has the loss scale {value!r}."
+                f"A {type(self).__name__} determines its scale itself, which is {as_number(now):g} now, but `state` "
+                f"has the loss scale {value!r}. Set the variables of the {type(self).__name__}."
             )
 
 
@@ -376,6 +369,14 @@ class FixedLossScale(LossScale):
 
     def __call__(self) -> tf.Tensor:
         return tf.constant(self.initial_scale, tf.float32)
+
+    def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
+        _require_keys(state, {"loss_scale"}, {"loss_scale"})
+        value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
+        if value != self.initial_scale:
+            raise ValueError(
+                f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {value!r}."
+            )
 
 
 #: Maps the counts in the state of a dynamic scale to its variables.

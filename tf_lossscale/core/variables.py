@@ -80,8 +80,12 @@ class Variables(tf.Module):
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables in the current graph that checkpoints include."""
-        return tuple(self._tracked().values())
+        """The variables in the current graph that checkpoints include, and those that are attributes of a subclass."""
+        tracked = tuple(self._tracked().values())
+        own = [
+            each for each in super().variables if not any(each is other for other in (*tracked, *self._all().values()))
+        ]
+        return (*tracked, *own)
 
     def _tracked(self) -> dict[str, tf.Variable]:
         made = self._all()

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.gradients import nonfinite_kind
+from tf_lossscale.core.gradients import nonfinite_kind, sums_of_rows
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
 
 
@@ -160,5 +160,11 @@ def global_norm(gradients: list[Any]) -> tf.Tensor:
     Returns:
         A float32 scalar tensor, which is infinite or NaN if any gradient contains infinity or NaN.
     """
-    wide = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g in gradients if g is not None]
-    return tf.linalg.global_norm(wide) if wide else tf.constant(0.0)
+    dense = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    wide = [tf.cast(values, tf.float32) for values in dense]
+    if not wide:
+        return tf.constant(0.0)
+    # The squares of values above 1e19 would overflow, so all values are divided by the largest one.
+    largest = tf.reduce_max(tf.stack([0.0, *(tf.reduce_max(tf.abs(values)) for values in wide)]))
+    unit = tf.where(tf.logical_and(tf.math.is_finite(largest), largest > 0), largest, 1.0)
+    return unit * tf.linalg.global_norm([values / unit for values in wide])

@@ -282,7 +282,8 @@ class LossScaleOptimizer(
     def save_own_variables(self, store: Any) -> None:
         scale = self._loss_scale()
         good, bad = (self._loss_scale.good_steps, self._loss_scale.bad_steps) if self.dynamic else (0, 0)
-        for i, value in enumerate([0 if bad is None else bad, 0.0, good, scale, *self.weights]):
+        values = [0 if bad is None else bad, 0.0, good, scale, *self.weights, *_variables_of_own_rule(self._loss_scale)]
+        for i, value in enumerate(values):
             store[str(i)] = keras.ops.convert_to_numpy(value)
 
     def load_own_variables(self, store: Any) -> None:
@@ -296,6 +297,10 @@ class LossScaleOptimizer(
                 if self._loss_scale.bad_steps is not None:
                     of_scale.append((self._loss_scale.bad_steps, int(values[0][()])))
             values = values[4:]
+            own = _variables_of_own_rule(self._loss_scale)
+            if own and len(values) == len(inner) + len(own):
+                of_scale += zip(own, values[len(inner) :])
+                values = values[: len(inner)]
         if len(values) > len(inner) and not self.built:
             # Without the slots, a step count would make Adam's first steps too small.
             logging.warning(
@@ -333,6 +338,12 @@ class LossScaleOptimizer(
                 + (", or use TensorFlow 2.17 or newer." if older else ".")
             )
         return found
+
+
+def _variables_of_own_rule(loss_scale: Any) -> list[Any]:
+    """Return the variables of a user's loss scale that this package's loss scales do not have."""
+    known = [getattr(loss_scale, name, None) for name in ("current_loss_scale", "good_steps", "bad_steps")]
+    return [each for each in loss_scale.variables if not any(each is other for other in known)]
 
 
 def _optimizers_in(path: str) -> tuple[set[str], set[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -144,6 +145,12 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     # user-defined subclass creates an instance of a class derived from the subclass and the wrapper class. Only wrapper
     # classes set `_family_class`.
     def __new__(cls, inner_optimizer: Any = None, *args: Any, **kwargs: Any) -> LossScaleOptimizer:
+        old = [name for name in ("optimizer", "opt") if name in kwargs]
+        if inner_optimizer is None and old:
+            raise TypeError(
+                f"LossScaleOptimizer() has no argument `{old[0]}`: since TensorFlow 2.4 its name is `inner_optimizer`. "
+                "For TensorFlow 2.3's arguments, use tf_lossscale.legacy.experimental.LossScaleOptimizer."
+            )
         del args, kwargs
         this: Any = cls
         is_complete = cls._family_class is not None
@@ -216,6 +223,28 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         family.set_options(chosen)
         self._init_base()
         families.mark(inner_optimizer, self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Any = vars(cls).get("apply_gradients")
+        if own is None or cls.__module__.startswith("tf_lossscale."):
+            return
+
+        # Keras 3's `fit` passes scaled gradients to `apply_gradients`. A user's override, which may clip them, gets
+        # unscaled gradients in every loop.
+        @functools.wraps(own)
+        def with_unscaled_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            return own(self, self._unscaled_pairs(grads_and_vars), *args, **kwargs)
+
+        cls.apply_gradients = with_unscaled_gradients  # type: ignore[method-assign]
+
+    def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        gradients, variables = unzip(grads_and_vars)
+        if self._contract.decide(gradients).scaled:
+            kept = [g if self._family.overwrites(v) else None for g, v in zip(gradients, variables)]
+            unscaled = self.get_unscaled_gradients([g if new is None else None for g, new in zip(gradients, kept)])
+            gradients = [g if new is None else new for g, new in zip(unscaled, kept)]
+        return list(zip(gradients, variables))
 
     def _init_base(self) -> None:
         """Set the attributes that base classes from the inner optimizer's library need."""
@@ -526,8 +555,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             if aggregate and family.reduces_itself(variables):
                 with replicas.explaining_refused_merge_calls():
                     gradients, aggregate = family.reduce(gradients, variables), False
-            return loss_scale.step(
-                gradients, apply, skip, aggregate, observe=self._observer(variables), jit_compile=compiles
+            # A user's rule may have an attribute that is called `step`.
+            return type(loss_scale).step(
+                loss_scale, gradients, apply, skip, aggregate, observe=self._observer(variables), jit_compile=compiles
             )
 
     def _count_by_exponent(self, gradients: list[Any], variables: list[Any], scaled: bool) -> list[tf.Operation]:
@@ -743,8 +773,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     @property
     def initial_scale(self) -> float:
-        """The loss scale at the start."""
-        return self._loss_scale.initial_scale
+        """The loss scale at the start. A rule of your own that has no `initial_scale` has NaN."""
+        return getattr(self._loss_scale, "initial_scale", float("nan"))
 
     dynamic_growth_steps: int | None = setting(
         "growth_steps",
@@ -872,7 +902,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def __repr__(self) -> str:
         scale = tf.convert_to_tensor(self._loss_scale())
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
-        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else "fixed"
+        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self._loss_scale).__name__
+        kind = "fixed" if isinstance(self._loss_scale, FixedLossScale) else kind
         if self.dynamic and tf.executing_eagerly():
             kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.hyperparameters import Parts
+from tf_lossscale.wrapper.readings import value_of
 
 #: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
 #: being saved.
@@ -70,19 +72,11 @@ class Configurable(Parts):
         if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
             of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
             return {"inner_optimizer": self._inner_config(), "loss_scale": of_scale}
-        if _has_rule_outside_of_config(scale):
-            logging.warning(
-                "A config cannot contain the rule of a user-defined loss scale such as %s. An optimizer that is "
-                "created from this config, for example in a loaded model, has a %s loss scale without this rule. Load "
-                "the model with compile=False, compile it with a new optimizer and loss scale, and restore a "
-                "tf.train.Checkpoint.",
-                type(getattr(scale, "_manager", scale)).__name__,
-                "dynamic" if self.dynamic else "fixed",
-            )
+        self._warn_of_own_rule()
         config: dict[str, Any] = {
             "inner_optimizer": self._inner_config(),
             "dynamic": self.dynamic,
-            "initial_scale": self.initial_scale,
+            "initial_scale": self._scale_to_start_with(),
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
         if not self.dynamic and self._loss_scale.may_skip:
@@ -97,10 +91,28 @@ class Configurable(Parts):
             config["jit_compile"] = True
         if self._stall.action == "raise":
             config["on_stall"] = "raise"
+        elif callable(self._stall.action):
+            _warn_of_function(self._stall.action)
         if self.dynamic:
             given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
             config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
         return config
+
+    def _warn_of_own_rule(self) -> None:
+        scale = self._loss_scale
+        if _has_rule_outside_of_config(scale):
+            logging.warning(
+                "A config cannot contain the rule of a user-defined loss scale such as %s. An optimizer that is "
+                "created from this config, for example in a loaded model, has a %s loss scale without this rule. Load "
+                "the model with compile=False, compile it with a new optimizer and loss scale, and restore a "
+                "tf.train.Checkpoint.",
+                type(getattr(scale, "_manager", scale)).__name__,
+                "dynamic" if self.dynamic else "fixed",
+            )
+
+    def _scale_to_start_with(self) -> float:
+        """Return the initial scale. If a user's rule has none, return the current scale."""
+        return self.initial_scale if math.isfinite(self.initial_scale) else float(value_of(self._loss_scale()))
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
@@ -163,6 +175,14 @@ class Configurable(Parts):
         new._save_scale_with_inner()
         families.mark(inner, new)
         return new
+
+
+def _warn_of_function(on_stall: Any) -> None:
+    logging.warning(
+        "A config cannot contain the function `on_stall=%s`. An optimizer that is created from this config, for "
+        'example in a loaded model, only warns. Compile the model again with `on_stall`, or pass "raise".',
+        getattr(on_stall, "__name__", on_stall),
+    )
 
 
 def _has_rule_outside_of_config(scale: Any) -> bool:

@@ -147,6 +147,4 @@ WHAT_TO_TRY = (
     "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, lower "
     "initial_scale if the scale is fixed, or lower min_scale."
 )
-MESSAGE = (
-    f"The last {{}} steps were all skipped. The loss scale is {{}} now. The gradients are not finite. {WHAT_TO_TRY}"
-)
+MESSAGE = f"The last {{}} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
