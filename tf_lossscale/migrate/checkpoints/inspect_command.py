@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
+from collections.abc import Sequence
 from typing import Any
 
-from tf_lossscale.libraries import optional
 from tf_lossscale.migrate.checkpoints.matching import with_owners
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Tensor
 
@@ -109,21 +108,20 @@ def _number(value: float | None) -> float | str | None:
 
 
 def _print_tables(file: File) -> None:
-    # A pipe has no width. With 10,000 columns, `rich` does not wrap the text.
-    width = None if sys.stdout.isatty() else 10_000
-    console = optional.load("rich.console", "migrate").Console(highlight=False, markup=False, width=width)
-    with console.capture() as captured:
-        console.print(_two_columns([("file", file.path), ("kind", file.kind), ("written by", file.writer)]))
-        for optimizer in file.optimizers:
-            console.print()
-            console.print(_two_columns(_rows(optimizer)))
-        if not file.optimizers:
-            console.print("\nno optimizer")
-        console.print()
-        console.print(_variables(file))
-    for line in captured.get().splitlines():
-        # `rich` pads the last column of a table. Remove these trailing spaces.
-        print(line.rstrip())
+    _print_table([("file", file.path), ("kind", file.kind), ("written by", file.writer)])
+    for optimizer in file.optimizers:
+        print()
+        _print_table(_rows(optimizer))
+    if not file.optimizers:
+        print("\nno optimizer")
+    print()
+    _print_table([("variable", "shape", "dtype", "slots"), *_variables(file)])
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
 
 def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
@@ -145,20 +143,8 @@ def _or_missing(value: float | None) -> str:
     return "not in the file" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _two_columns(rows: list[tuple[str, str]]) -> Any:
-    table = optional.load("rich.table", "migrate").Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _variables(file: File) -> Any:
-    """Return a table of the variables and their slots. A slot whose variable is unknown has its own row."""
-    table = optional.load("rich.table", "migrate").Table(box=None, pad_edge=False, header_style="")
-    for column in ("variable", "shape", "dtype", "slots"):
-        table.add_column(column, overflow="fold")
+def _variables(file: File) -> list[tuple[str, ...]]:
+    """Return a row for each variable, with its slots. A slot whose variable is unknown has its own row."""
     slots_of: dict[str, list[str]] = {}
     of_nobody = []
     for optimizer in file.optimizers:
@@ -168,9 +154,5 @@ def _variables(file: File) -> Any:
                     of_nobody.append((saved.name or tensor.path, str(tensor.shape), tensor.dtype, slot))
                 else:
                     slots_of.setdefault(owner.path, []).append(slot)
-    for variable in file.variables:
-        slots = ", ".join(slots_of.get(variable.path, []))
-        table.add_row(variable.path, str(variable.shape), variable.dtype, slots)
-    for row in of_nobody:
-        table.add_row(*row)
-    return table
+    rows = [(v.path, str(v.shape), v.dtype, ", ".join(slots_of.get(v.path, []))) for v in file.variables]
+    return [*rows, *of_nobody]
