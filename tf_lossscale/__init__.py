@@ -26,7 +26,6 @@ _HOMES = {
     "install": "tf_lossscale.legacy.install",
     "probe": "tf_lossscale.monitoring.probing",
     "register_family": "tf_lossscale.families.register",
-    "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
     "write_summary": "tf_lossscale.monitoring.summaries",
 }
@@ -47,7 +46,6 @@ __all__ = [
     "install",
     "probe",
     "register_family",
-    "uninstall",
     "wrap_in_compile",
     "write_summary",
 ]
@@ -63,7 +61,7 @@ if TYPE_CHECKING:
     from tf_lossscale.core.shared import SharedLossScale
     from tf_lossscale.families.family import Family
     from tf_lossscale.families.register import register_family
-    from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
+    from tf_lossscale.legacy.install import install, wrap_in_compile
     from tf_lossscale.monitoring.callback import LossScaleMonitor
     from tf_lossscale.monitoring.probing import probe
     from tf_lossscale.monitoring.summaries import write_summary

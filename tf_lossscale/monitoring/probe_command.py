@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_lossscale import option_types
-from tf_lossscale.legacy.patches import Patches
+from tf_lossscale.legacy.changes import Changes
 from tf_lossscale.precision import records
 from tf_lossscale.precision.report import PrecisionReport
 from tf_lossscale.precision.report_text import whether_float16_fits
@@ -91,7 +91,7 @@ def every_optimizer_probed(every: int) -> Iterator[dict[str, Any]]:
         A dict with an entry for each optimizer that took a step. The key is the optimizer's name. The value is its
         `Probe`, or None if the optimizer already scales its loss.
     """
-    patches, probes = Patches(), _Probes(every)
+    patches, probes = Changes(), _Probes(every)
     for module, name in _PLACES.items():
         patches.when_imported(module, functools.partial(probes.watch, name))
     try:
@@ -110,7 +110,7 @@ class _Probes:
         # same id.
         self._known: dict[int, Any] = {}
 
-    def watch(self, name: str, patches: Patches, module: types.ModuleType) -> None:
+    def watch(self, name: str, patches: Changes, module: types.ModuleType) -> None:
         """Patch an optimizer class so that the gradients of each instance are counted from its first step on."""
         cls: Any = getattr(module, name)
         methods = {method: getattr(cls, method) for method in ("apply", "apply_gradients") if hasattr(cls, method)}
