@@ -255,6 +255,18 @@ BEFORE = """
 """
 
 
+def test_what_runs_before_tensorflow_imports_no_other_library():
+    facts = fresh(
+        """
+        import json, sys
+        import tf_lossscale.legacy.run, tf_lossscale.legacy.table
+        tf_lossscale.install()
+        print(json.dumps(sorted({"absl", "keras", "numpy", "tensorflow", "tf_keras"} & set(sys.modules))))
+        """
+    )
+    assert facts == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "legacy_keras"),

@@ -9,8 +9,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from absl import logging
-
 from tf_lossscale.libraries import import_hooks
 
 _MISSING = object()
@@ -123,6 +121,9 @@ def missing_names_reported(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, ImportError) as error:
+        # Imported only here, because `tf-lossscale run` imports this module in each process that a program starts.
+        from absl import logging
+
         logging.warning("tf_lossscale leaves %s as it is: %s.", what, error)
 
 
