@@ -13,6 +13,15 @@ from tf_lossscale.libraries import import_hooks
 
 _MISSING = object()
 
+
+class _Imported:
+    def __init__(self) -> None:
+        self.__dict__ = sys.modules
+
+
+#: The attributes of this object are the entries of `sys.modules`. `put` can therefore change both, and `undo` both.
+_IMPORTED = _Imported()
+
 Change = Callable[["Changes", Any], None]
 
 
@@ -81,7 +90,7 @@ class Changes:
         parent, _, leaf = module.__name__.rpartition(".")
         copy = types.ModuleType(module.__name__, module.__doc__)
         vars(copy).update({**vars(module), **names})
-        self._enter(copy)
+        self.put(_IMPORTED, {module.__name__: copy})
         self.put(sys.modules[parent], {leaf: copy})
 
     def _new_module(self, name: str, names: Mapping[str, Any]) -> types.ModuleType:
@@ -94,13 +103,8 @@ class Changes:
             },
             __path__=[],
         )
-        self._enter(module)
+        self.put(_IMPORTED, {name: module})
         return module
-
-    def _enter(self, module: types.ModuleType) -> None:
-        before = sys.modules.get(module.__name__)
-        sys.modules[module.__name__] = module
-        self._undo.callback(_restore_entry, module, before)
 
     def undo(self) -> None:
         """Undo all changes in reverse order. Keep attributes that other code has changed in the meantime."""
@@ -134,12 +138,3 @@ def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, before)
-
-
-def _restore_entry(ours: types.ModuleType, before: types.ModuleType | None) -> None:
-    if sys.modules.get(ours.__name__) is not ours:
-        return
-    if before is None:
-        del sys.modules[ours.__name__]
-    else:
-        sys.modules[ours.__name__] = before
