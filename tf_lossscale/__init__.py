@@ -25,7 +25,6 @@ _HOMES = {
     "SharedLossScale": "tf_lossscale.core.shared",
     "install": "tf_lossscale.legacy.install",
     "register_family": "tf_lossscale.families.register",
-    "uninstall": "tf_lossscale.legacy.install",
     "wrap_in_compile": "tf_lossscale.legacy.install",
 }
 
@@ -44,7 +43,6 @@ __all__ = [
     "__version__",
     "install",
     "register_family",
-    "uninstall",
     "wrap_in_compile",
 ]
 
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
     from tf_lossscale.diagnosis.monitor import LossScaleMonitor
     from tf_lossscale.families.family import Family
     from tf_lossscale.families.register import register_family
-    from tf_lossscale.legacy.install import install, uninstall, wrap_in_compile
+    from tf_lossscale.legacy.install import install, wrap_in_compile
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 

@@ -1,4 +1,4 @@
-"""install() puts every old name back where old code looks for it, and uninstall() takes it away again."""
+"""install() puts every old name back where old code looks for it, and undo() takes it away again."""
 
 import contextlib
 import importlib
@@ -18,7 +18,7 @@ import tf_lossscale
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import legacy
 from tf_lossscale.families import registry as families_of_optimizers
-from tf_lossscale.legacy import experimental, patch_table, wrap_in_compile
+from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
 
 
@@ -143,13 +143,13 @@ def test_each_library_has_its_own_policies(installed):
 
 def state_of_the_modules():
     """What is in every module that install() knows, and the list of all modules."""
-    places = [*patch_table.PLACES, *wrap_in_compile.PLACES]
+    places = [*old_names.places(), *wrap_in_compile.places()]
     modules = {name: sys.modules[name] for name in places if name in sys.modules}
     content = {name: {key: id(value) for key, value in vars(module).items()} for name, module in modules.items()}
     return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
 
 
-def test_uninstall_leaves_everything_as_it_was():
+def test_undo_leaves_everything_as_it_was():
     importlib.import_module("tensorflow.keras.mixed_precision")
     importlib.import_module("tensorflow.python.keras.mixed_precision.loss_scale_optimizer")
     for path in ATTRIBUTES:  # lazy modules are loaded by looking
@@ -158,9 +158,9 @@ def test_uninstall_leaves_everything_as_it_was():
                 getattr(eval(path), name)
     before = state_of_the_modules()
     for _ in range(2):
-        tf_lossscale.install()
+        installation = tf_lossscale.install()
         assert state_of_the_modules()[0] != before[0]
-        tf_lossscale.uninstall()
+        installation.undo()
         content, modules, finders = state_of_the_modules()
         for name in before[0]:
             ignored = {"_tfmw_deprecated_checked", "_tfmw_warning_count"}
@@ -179,15 +179,15 @@ def test_uninstall_leaves_everything_as_it_was():
 
 def test_installing_twice_is_installing_once():
     before = tf.keras.mixed_precision.LossScaleOptimizer
-    tf_lossscale.install()
+    installation = tf_lossscale.install()
     names = vars(tf.keras.mixed_precision).copy()
     tf_lossscale.install()
     assert vars(tf.keras.mixed_precision) == names
     with tf_lossscale.install():
         pass
     assert hasattr(tf.keras.mixed_precision, "experimental"), "a block inside an installation took it away"
-    tf_lossscale.uninstall()
-    tf_lossscale.uninstall()
+    installation.undo()
+    installation.undo()
     assert tf.keras.mixed_precision.LossScaleOptimizer is before
 
 
@@ -205,6 +205,21 @@ def test_what_somebody_else_set_meanwhile_stays():
     del tf.mixed_precision
 
 
+def test_a_name_that_a_library_lacks_is_said_and_the_others_are_set(caplog, monkeypatch):
+    trainer = importlib.import_module("keras.src.trainers.trainer")
+    monkeypatch.delattr(trainer, "optimizers")
+    monkeypatch.setitem(table.OLD, "tensorflow.contrib.mixed_precision.Gone", table.Old(table.LEGACY, "keras.Gone"))
+    with tf_lossscale.install():
+        assert trainer.LossScaleOptimizer is wrap_in_compile.stand_in_for("keras")
+        assert trainer.Trainer.compile.__wrapped__
+        assert not hasattr(tf.contrib.mixed_precision, "Gone")
+        for path in ATTRIBUTES:
+            assert all(is_ours(getattr(eval(path), name)) for name in ATTRIBUTES[path])
+    said = [record.getMessage() for record in caplog.records]
+    for name in ("keras.src.trainers.trainer.optimizers", "tensorflow.contrib.mixed_precision.Gone"):
+        assert any(message.startswith(f"tf_lossscale leaves {name} as it is: ") for message in said), name
+
+
 def test_objects_made_meanwhile_stay_usable():
     with tf_lossscale.install():
         optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), 8)
@@ -218,7 +233,7 @@ def test_objects_made_meanwhile_stay_usable():
 BEFORE = """
     import json, sys
     import tf_lossscale
-    tf_lossscale.install()
+    installation = tf_lossscale.install()
     facts = {"early": sorted({"tensorflow", "keras", "tf_keras"} & set(sys.modules))}
     from tensorflow.keras.mixed_precision import experimental as mixed_precision
     import tensorflow as tf
@@ -234,10 +249,22 @@ BEFORE = """
     facts["v1"] = tf.compat.v1.train.experimental.DynamicLossScale().__class__.__module__
     facts["v1 keras"] = hasattr(tf.compat.v1.keras.mixed_precision, "experimental")
     facts["scale"] = int(model.optimizer.loss_scale())
-    tf_lossscale.uninstall()
+    installation.undo()
     facts["left"] = hasattr(tf.keras.mixed_precision, "experimental")
     print(json.dumps(facts))
 """
+
+
+def test_what_runs_before_tensorflow_imports_no_other_library():
+    facts = fresh(
+        """
+        import json, sys
+        import tf_lossscale.legacy.run, tf_lossscale.legacy.table
+        tf_lossscale.install()
+        print(json.dumps(sorted({"absl", "keras", "numpy", "tensorflow", "tf_keras"} & set(sys.modules))))
+        """
+    )
+    assert facts == []
 
 
 @pytest.mark.slow
@@ -301,8 +328,6 @@ CALLS = [
     (lambda LSO, opt: LSO(opt, "dynamic"), True, 2**15, 2000),
     (lambda LSO, opt: LSO(opt, loss_scale="dynamic"), True, 2**15, 2000),
     (lambda LSO, opt: LSO(optimizer=opt, loss_scale="dynamic"), True, 2**15, 2000),
-    (lambda LSO, opt: LSO(opt, 1024), False, 1024, None),
-    (lambda LSO, opt: LSO(opt, 1.0), False, 1, None),
     (lambda LSO, opt: LSO(opt, loss_scale=128), False, 128, None),
     (lambda LSO, opt: LSO(opt, 1024, 500), True, 1024, 500),
     (lambda LSO, opt: LSO(opt, tf.mixed_precision.experimental.DynamicLossScale(8, 1000)), True, 8, 1000),
@@ -328,6 +353,8 @@ def test_every_call_of_the_stable_name_means_what_it_meant(installed, family, ca
         ((None,), {}),
         ((False,), {}),
         ((0,), {}),
+        ((1024,), {}),
+        ((1.0,), {}),
         ((8, 4, 2), {}),
         (("dynamic", 8), {}),
         ((8,), {"loss_scale": 8}),
@@ -341,6 +368,15 @@ def test_calls_that_mean_nothing_are_errors_and_leave_the_optimizer_free(install
     with pytest.raises((TypeError, ValueError)):
         tf.keras.mixed_precision.LossScaleOptimizer(inner, *arguments, **keywords)
     assert tf.keras.mixed_precision.LossScaleOptimizer(inner).inner_optimizer is inner
+
+
+@families
+def test_a_lone_number_is_refused_with_its_three_meanings(installed, family):
+    meanings = (
+        r"For a fixed scale, as in TensorFlow 2\.3, .* For a dynamic scale with this initial value, as in Keras 3"
+    )
+    with pytest.raises(TypeError, match=meanings):
+        family.keras.mixed_precision.LossScaleOptimizer(family.sgd(), 1024)
 
 
 def test_the_stable_name_makes_what_the_package_makes(installed):

@@ -1,13 +1,11 @@
 """One row of the table of old names is all that an old name needs."""
 
-import importlib
-
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
 from tests.migrate.codemod import docs_table
-from tf_lossscale.legacy import patch_table, table
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import files, names
 
 NEW = "tf_lossscale.legacy.DynamicLossScale"
@@ -20,9 +18,7 @@ def row(request, monkeypatch):
         context.setitem(
             table.OLD, f"{request.param}.reticulate", table.Old(table.LEGACY, NEW, {"start": "initial_loss_scale"})
         )
-        importlib.reload(patch_table)
         yield request.param.replace("tensorflow.", "tf.")
-    importlib.reload(patch_table)
 
 
 def test_a_row_is_enough_for_search_rewrite_install_and_docs(row, tmp_path):

@@ -11,8 +11,8 @@ from tests import loops, strategies
 from tests.families import FAMILIES, NoKeras3
 from tf_lossscale import serialization
 from tf_lossscale.families import registry as families
-from tf_lossscale.legacy import patch_table, wrap_in_compile
-from tf_lossscale.legacy.patches import Patches
+from tf_lossscale.legacy import old_names, wrap_in_compile
+from tf_lossscale.legacy.changes import Changes
 from tf_lossscale.libraries import keras_versions
 
 with_a_keras_3 = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
@@ -44,13 +44,13 @@ def test_a_second_keras_2_beside_that_of_tensorflow_is_not_taken_for_it(only_ker
 def test_a_second_keras_2_is_left_as_it_is(only_keras_2):
     wrapper = type("LossScaleOptimizer", (), {"__module__": "tf_keras.src.mixed_precision.loss_scale_optimizer"})
     for places, name in (
-        (patch_table.PLACES, "tf_keras.mixed_precision"),
-        (wrap_in_compile.PLACES, "tf_keras.src.engine.training"),
+        (old_names.places(), "tf_keras.mixed_precision"),
+        (wrap_in_compile.places(), "tf_keras.src.engine.training"),
     ):
         module = types.ModuleType(name)
         module.LossScaleOptimizer = wrapper
         before = dict(vars(module))
-        places[name](Patches(), module)
+        places[name](Changes(), module)
         assert vars(module) == before
     serialization._register(types.ModuleType("tf_keras"))  # an error would come out of the user's import statement
 

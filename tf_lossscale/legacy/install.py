@@ -1,13 +1,12 @@
-"""`install` and `wrap_in_compile`, which change other libraries on request, and the functions that undo the changes."""
+"""`install` and `wrap_in_compile`, which change other libraries on request. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Callable
 from typing import Any
 
-from tf_lossscale.legacy.patches import Patches
+from tf_lossscale.legacy.changes import Changes
 
 
 class Installation:
@@ -17,13 +16,13 @@ class Installation:
     ...     pass
 
     Args:
-        undo: a function that undoes the changes.
+        holder: the name of the function that made the changes.
         is_first: False if an earlier call to the same function is still in effect. In that case, the end of the `with`
             block undoes nothing.
     """
 
-    def __init__(self, undo: Callable[[], None], is_first: bool):
-        self._undo = undo
+    def __init__(self, holder: str, is_first: bool):
+        self._holder = holder
         self._is_first = is_first
 
     def __enter__(self) -> Installation:
@@ -40,47 +39,46 @@ class Installation:
 
         >>> wrap_in_compile().undo()
         """
-        self._undo()
+        for change in (_names, _compile):
+            change.release(self._holder)
 
 
 class _Change:
-    """A table of patches, which stay in effect until every public function that applied them has released them.
+    """The changes in a module's `places()`, which stay until every function that made them has released them.
 
-    Args:
-        table: the name of the module that defines the `PLACES` table. The module is imported only when TensorFlow is
-            imported, because it uses TensorFlow.
+    The module is imported only when TensorFlow is imported, because it uses TensorFlow.
     """
 
-    def __init__(self, table: str):
-        self._table = table
-        self._patches = Patches()
+    def __init__(self, module: str):
+        self._module = module
+        self._changes = Changes()
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
-        """Apply the patches on behalf of the public function `holder`. Return False if `holder` already holds them."""
+        """Make the changes on behalf of the public function `holder`. Return False if `holder` already holds them."""
         if holder in self._holders:
             return False
         if not self._holders:
-            # From now on, the import hook watches both Keras packages. The patches for a package's submodules therefore
+            # From now on, the import hook watches both Keras packages. The changes to a package's submodules therefore
             # wait until the whole package has been imported.
             for package in ("keras", "tf_keras"):
-                self._patches.when_imported(package, lambda patches, module: None)
-            self._patches.when_imported("tensorflow", self._put_all)
+                self._changes.when_imported(package, lambda changes, module: None)
+            self._changes.when_imported("tensorflow", self._make_all)
         self._holders.add(holder)
         return True
 
     def release(self, holder: str) -> None:
         self._holders.discard(holder)
         if not self._holders:
-            self._patches.undo()
+            self._changes.undo()
 
-    def _put_all(self, patches: Patches, tensorflow: types.ModuleType) -> None:
+    def _make_all(self, changes: Changes, tensorflow: types.ModuleType) -> None:
         del tensorflow
-        for name, put in importlib.import_module(f"tf_lossscale.legacy.{self._table}").PLACES.items():
-            patches.when_imported(name, put)
+        for name, change in importlib.import_module(f"tf_lossscale.legacy.{self._module}").places().items():
+            changes.when_imported(name, change)
 
 
-_names = _Change("patch_table")
+_names = _Change("old_names")
 _compile = _Change("wrap_in_compile")
 
 
@@ -88,8 +86,8 @@ def install() -> Installation:
     """Restore the loss scaling names of TensorFlow 1.13 to 2.15 in the modules where old code looks for them.
 
     Call the function before or after `import tensorflow`, once or repeatedly. It also has the effect of
-    `wrap_in_compile`, and changes nothing else. `uninstall()` removes the names. The table in
-    `tf_lossscale/legacy/patch_table.py` lists all names.
+    `wrap_in_compile`, and changes nothing else. The table in `tf_lossscale/legacy/table.py` lists all names. If the
+    installed TensorFlow or Keras lacks something that a name needs, a warning says so, and the other names are set.
 
     >>> import tensorflow as tf
     >>> with install():
@@ -101,19 +99,11 @@ def install() -> Installation:
     False
 
     Returns:
-        A context manager. The end of its block removes the names, unless an earlier `install()` is still in effect.
+        An object whose `undo()` method removes the names. The object is also a context manager: the end of its block
+        calls `undo()`, unless an earlier `install()` is still in effect.
     """
     _compile.hold("install")
-    return Installation(uninstall, is_first=_names.hold("install"))
-
-
-def uninstall() -> None:
-    """Undo `install`. Objects created in the meantime stay usable.
-
-    >>> uninstall()
-    """
-    _names.release("install")
-    _compile.release("install")
+    return Installation("install", is_first=_names.hold("install"))
 
 
 def wrap_in_compile() -> Installation:
@@ -142,4 +132,4 @@ def wrap_in_compile() -> Installation:
         An object whose `undo()` method makes `compile` use the library's own class again. The object is also a context
         manager: the end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
     """
-    return Installation(lambda: _compile.release("wrap_in_compile"), is_first=_compile.hold("wrap_in_compile"))
+    return Installation("wrap_in_compile", is_first=_compile.hold("wrap_in_compile"))

@@ -20,9 +20,12 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
     | `(opt, True, 1024, 500)`, `dynamic=True, initial_scale=1024, ...` | dynamic | 2.4 and newer |
     | `(opt, False, 1024)`, `dynamic=False, initial_scale=1024` | fixed | 2.4 and newer |
     | `(opt, "dynamic")`, `loss_scale="dynamic"` | dynamic | 2.0 to 2.3 |
-    | `(opt, 1024)`, `loss_scale=1024` | fixed | 2.0 to 2.3 |
+    | `loss_scale=1024` | fixed | 2.0 to 2.3 |
     | `(opt, loss_scale)` with a LossScale or a config | as this argument describes | 2.0 to 2.3 |
     | `(opt, 1024, 500)` | dynamic: starts at 1024, grows after 500 steps | 2.16 and newer, with Keras 3 |
+
+    A number as the only argument after the optimizer is an error, because it is a fixed scale in TensorFlow 2.3's
+    `experimental` class, `dynamic` in TensorFlow 2.4, and the initial scale in Keras 3.
 
     >>> import tensorflow as tf
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), False, 1024)
@@ -58,12 +61,12 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Translate arguments for any TensorFlow version's wrapper into keyword arguments of
     `tf_lossscale.LossScaleOptimizer`."""
-    if args and not isinstance(args[0], bool):
-        if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
-            names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")
-        else:
-            names = ("loss_scale",)
+    if len(args) == 2 and _is_number(args[0]) and _is_number(args[1]):
+        names: tuple[str, ...] = ("initial_scale", "dynamic_growth_steps")
+    elif args and not isinstance(args[0], numbers.Real):
+        names = ("loss_scale",)
     else:
+        # A lone number is ambiguous. As `dynamic`, it raises an error that lists its possible meanings.
         names = ("dynamic", "initial_scale", "dynamic_growth_steps")
     given = dict(zip(names, args))
     if len(args) > len(names) or given.keys() & kwargs.keys():

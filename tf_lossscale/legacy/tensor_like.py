@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -33,15 +32,19 @@ class TensorLike:
         """Return the value, a scalar tensor."""
         raise NotImplementedError
 
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+        """Return the tensor that TensorFlow's functions use."""
+        return tf.convert_to_tensor(self(), dtype, name=name)
+
+    def _as_graph_element(self) -> tf.Tensor:
+        """Return the tensor that `Session.run` fetches for this object."""
+        return tf.convert_to_tensor(self())
+
     def __getattr__(self, name: str) -> Any:
         # The object has the tensor's attributes, such as `numpy`, `dtype`, `shape` and `eval`.
         if not name.startswith("_") and (name == "numpy" or hasattr(tf.Tensor, name)):
             return getattr(tf.convert_to_tensor(self()), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-
-    def _as_graph_element(self) -> tf.Tensor:
-        """Return the tensor that `Session.run` fetches for this object."""
-        return tf.convert_to_tensor(self())
 
     def __tf_tracing_type__(self, context: Any) -> TheObject:
         """Return the trace type. A tf.function distinguishes such objects by identity, not by their current values."""
@@ -113,17 +116,6 @@ class TheObject(tf.types.experimental.TraceType):
         return self._hash
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "neg", "abs"):
-    _function = getattr(operator, _name)
-    setattr(TensorLike, f"__{_name}__", lambda self, *other, _f=_function: _f(tf.convert_to_tensor(self()), *other))
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    _function = getattr(operator, _name)
-    setattr(TensorLike, f"__r{_name}__", lambda self, other, _f=_function: _f(other, tf.convert_to_tensor(self())))
-
-
-def _converted(value: TensorLike, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-    del as_ref
-    return tf.convert_to_tensor(value(), dtype, name=name)
-
-
-tf.register_tensor_conversion_function(TensorLike, _converted)
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    _operator = getattr(tf.Tensor, _name)
+    setattr(TensorLike, _name, lambda self, *other, _f=_operator: _f(tf.convert_to_tensor(self()), *other))

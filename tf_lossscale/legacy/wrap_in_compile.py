@@ -10,8 +10,8 @@ from typing import Any
 
 from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import experimental
+from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.isinstance_names import WrapperName
-from tf_lossscale.legacy.patches import Patches, Put
 from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.wrapper import optimizer as optimizer_lib
 
@@ -102,27 +102,26 @@ def _compile_for(library: str, compile: Callable[..., Any]) -> Callable[..., Any
     return compile_with_policy
 
 
-def _trainer_of_keras_3(patches: Patches, trainer: Any) -> None:
-    optimizers = optimizers_for("keras", trainer.optimizers)
-    patches.put(trainer, {"LossScaleOptimizer": stand_in_for("keras"), "optimizers": optimizers})
-    patches.put(trainer.Trainer, {"compile": _compile_for("keras", trainer.Trainer.compile)})
+def _trainer_of_keras_3(changes: Changes, trainer: Any) -> None:
+    changes.change(trainer, "LossScaleOptimizer", lambda _: stand_in_for("keras"))
+    changes.change(trainer, "optimizers", functools.partial(optimizers_for, "keras"))
+    changes.change(trainer.Trainer, "compile", functools.partial(_compile_for, "keras"))
 
 
-def _trainer_of_tf_keras(name: str) -> Put:
-    """Return a function that patches a Keras 2 trainer module, in which `name` refers to the wrapper class's module."""
+def _trainer_of_keras_2(name: str) -> Change:
+    """Return a function that changes a Keras 2 trainer module, in which `name` refers to the wrapper class's module."""
 
-    def put(patches: Patches, trainer: Any) -> None:
+    def change(changes: Changes, trainer: Any) -> None:
         if families.library_in(trainer.__name__) != "tf_keras":
             return
-        stand_in = stand_in_for("tf_keras")
-        both = {"BaseLossScaleOptimizer": stand_in, "LossScaleOptimizer": stand_in}
-        patches.put(trainer, {name: types.SimpleNamespace(**{**vars(getattr(trainer, name)), **both})})
+        both = dict.fromkeys(("BaseLossScaleOptimizer", "LossScaleOptimizer"), stand_in_for("tf_keras"))
+        changes.change(trainer, name, lambda module: types.SimpleNamespace(**{**vars(module), **both}))
         if hasattr(trainer, "optimizers"):
-            patches.put(trainer, {"optimizers": optimizers_for("tf_keras", trainer.optimizers)})
+            changes.change(trainer, "optimizers", functools.partial(optimizers_for, "tf_keras"))
         if hasattr(trainer, "Model"):
-            patches.put(trainer.Model, {"compile": _compile_for("tf_keras", trainer.Model.compile)})
+            changes.change(trainer.Model, "compile", functools.partial(_compile_for, "tf_keras"))
 
-    return put
+    return change
 
 
 # Maps each trainer module of Keras 2 to the name by which the trainer refers to the wrapper class's module.
@@ -132,13 +131,19 @@ _KERAS_2 = {
     "training_eager_v1": "loss_scale_optimizer",
 }
 
-#: Maps each module that defines a `compile` method to the function that patches the module after its import.
-PLACES: dict[str, Put] = {
-    "keras.src.trainers.trainer": _trainer_of_keras_3,
-    **{
-        f"{package}.src.engine.{trainer}": _trainer_of_tf_keras(name)
-        # Up to TensorFlow 2.15, Keras 2 is the package "keras".
-        for package in ("keras", "tf_keras")
-        for trainer, name in _KERAS_2.items()
-    },
-}
+
+def places() -> dict[str, Change]:
+    """Return a dict from each module that defines a `compile` method to the function that changes it after its import.
+
+    >>> "keras.src.trainers.trainer" in places()
+    True
+    """
+    return {
+        "keras.src.trainers.trainer": _trainer_of_keras_3,
+        **{
+            f"{package}.src.engine.{trainer}": _trainer_of_keras_2(name)
+            # Up to TensorFlow 2.15, Keras 2 is the package "keras".
+            for package in ("keras", "tf_keras")
+            for trainer, name in _KERAS_2.items()
+        },
+    }

@@ -1,11 +1,11 @@
-"""The patch table and the codemod's table know the same old public names."""
+"""The names that install() sets and those that the codemod rewrites are the same old public names."""
 
 import importlib
 
 import pytest
 
-from tf_lossscale.legacy import patch_table, table
-from tf_lossscale.legacy.patches import Namespace, Patches
+from tf_lossscale.legacy import old_names, table
+from tf_lossscale.legacy.changes import Changes
 from tf_lossscale.migrate.codemod import names
 
 # The modules in which TensorFlow's API had the names, in the codemod's canonical form.
@@ -23,7 +23,7 @@ NOT_INSTALLED = {
 }
 
 
-class Recorder(Patches):
+class Recorder(Changes):
     """Writes down what would be put where, and changes nothing."""
 
     def __init__(self, place):
@@ -37,8 +37,8 @@ class Recorder(Patches):
 
     def _add(self, place, values):
         for name, value in values.items():
-            if isinstance(value, Namespace):
-                self._add(f"{place}.{name}", {k: v for k, v in vars(value).items() if not k.startswith("__")})
+            if isinstance(value, dict):
+                self._add(f"{place}.{name}", value)
             else:
                 self.found.add(f"{place}.{name}")
 
@@ -50,7 +50,7 @@ def public(dotted):
 @pytest.fixture(scope="module")
 def installed():
     found = set()
-    for place, put in patch_table.PLACES.items():
+    for place, put in old_names.places().items():
         try:
             module = importlib.import_module(place)
         except ImportError:  # of another version of TensorFlow

@@ -1,0 +1,1 @@
+"""The folder that `tf-lossscale run` puts on PYTHONPATH."""
