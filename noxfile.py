@@ -111,7 +111,7 @@ def installed(session):
         # Outside the checkout, no test can import the package from the checkout.
         away = pathlib.Path(folder)
         session.run("python", "-m", "build", "--outdir", str(away / "dist"))
-        for name in ("tests", "tf_function_tests", "conftest.py", "pyproject.toml"):
+        for name in ("tests", "tf_function_tests", "examples", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if pathlib.Path(name).is_dir() else shutil.copy
             copy(name, away / name)
         session.chdir(away)

@@ -39,11 +39,6 @@ def test_every_command_has_help_of_its_own_that_fits_into_80_columns(command, ca
 
 
 SENTENCES = [
-    (["plot", "nologs"], "nologs does not exist. Pass a folder."),
-    (["plot", "old.py"], "old.py is a file. Pass a folder."),
-    (["plot", "logs", "--out", "nodir/a.png"], "nodir does not exist. Pass a folder."),
-    (["plot", "logs"], "logs has no event file with a loss scale."),
-    (["train", "--steps", "1", "--out", "old.py"], "old.py is a file. Pass a folder as --out."),
     (["run"], "nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...]."),
     (["inspect", "logs"], "logs: the folder has no checkpoint, and is not a SavedModel."),
     (["inspect", "nologs"], "nologs: there is no such file, folder or checkpoint."),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_lossscale.core import replicas
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 
 
@@ -124,3 +125,30 @@ def test_scales_that_ruin_training_are_refused(scale):
 def test_a_start_above_the_ceiling_is_refused():
     with pytest.raises(ValueError, match="`initial_scale` must not be above `max_scale`"):
         DynamicLossScale(16.0, max_scale=8.0)
+
+
+def test_the_state_of_a_fixed_scale_that_float32_rounds_can_be_restored():
+    FixedLossScale(0.1).set_state(FixedLossScale(0.1).state())
+    with pytest.raises(ValueError, match="is fixed at"):
+        FixedLossScale(0.1).set_state({"loss_scale": 0.2})
+
+
+def test_without_a_merge_call_a_step_is_applied_if_the_checks_of_all_replicas_agree(monkeypatch):
+    class Own(LossScale):
+        def __call__(self):
+            return tf.constant(1.0)
+
+        def check(self, gradients):
+            return gradients[0] < 2.0
+
+    scale, strategy = Own(), tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    monkeypatch.setattr(replicas, "uses_merge_call", lambda: False)
+
+    def applied(*values):
+        per_replica = iter(values)
+        gradients = strategy.experimental_distribute_values_from_function(lambda _: tf.constant(next(per_replica)))
+        decisions = strategy.run(lambda gradient: scale._checked([gradient]), args=(gradients,))
+        return [bool(each) for each in strategy.experimental_local_results(decisions)]
+
+    assert applied(1.0, 1.0) == [True, True]
+    assert applied(1.0, 3.0) == applied(3.0, 1.0) == [False, False]

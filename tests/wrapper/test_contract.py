@@ -821,3 +821,73 @@ def test_a_subclass_that_clips_in_apply_gradients_gets_unscaled_gradients_in_eve
         loss = optimizer.get_scaled_loss(3.0 * weight)
     optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(tape.gradient(loss, [weight])), [weight]))
     assert (seen, weight.numpy()) == ([3.0, 3.0, 3.0], 1.0)
+
+
+@all_families
+@compiled
+def test_gradients_that_another_optimizers_scale_multiplies_are_refused(family, compiled):
+    weight, one = setup(family)
+    two = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    two.build([weight])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = one.get_scaled_loss(0.25 * weight**2)
+        gradients = [tape.gradient(loss, weight)]
+        one.get_unscaled_gradients(gradients)
+        two.apply_gradients(zip(gradients, [weight]))
+
+    with pytest.raises(RuntimeError, match="loss scale of another LossScaleOptimizer"):
+        run(step, compiled, steps=1)
+    assert weight.numpy() == 2.0
+
+
+@all_families
+@compiled
+def test_gradients_that_another_optimizer_unscaled_are_applied_without_a_warning(family, compiled, warnings):
+    weight, one = setup(family)
+    two = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    two.build([weight])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = one.get_scaled_loss(0.25 * weight**2)
+        two.apply_gradients(zip(one.get_unscaled_gradients([tape.gradient(loss, weight)]), [weight]))
+
+    run(step, compiled)
+    assert weight.numpy() == bare(family) and warnings == []
+
+
+def test_after_a_trace_that_failed_only_the_first_doubtful_update_raises():
+    weight, optimizer = setup(FAMILIES[0])
+
+    def fails():
+        optimizer.scale_loss(weight)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        tf.function(fails)()
+    gc.collect()
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(0.25 * weight**2)
+        gradients = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+        clipped, _ = tf.clip_by_global_norm(gradients, 100.0)
+        optimizer.apply_gradients(zip(clipped, [weight]))
+
+    with pytest.raises(RuntimeError, match="Cannot tell"):
+        step()
+    run(step, False)
+    assert weight.numpy() == bare(FAMILIES[0])
+
+
+def test_an_abandoned_loss_does_not_contradict_a_traced_update_of_either_kind():
+    family = next(each for each in ALL_FAMILIES if each.name == "sonnet")
+    weight, optimizer = setup(family)
+    optimizer.get_scaled_loss(weight)  # for a log
+    update = tf.function(lambda gradient: optimizer.apply([gradient], [weight]))
+    for _ in range(2):
+        update(tf.constant(1024.0))
+    rate = (2.0 - weight.numpy()) / 2
+    assert rate > 0 and optimizer.loss_scale.numpy() == 1024.0

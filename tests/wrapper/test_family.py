@@ -149,12 +149,14 @@ def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(tracka
         def build(self, variables):
             pass
 
-        def apply(self, gradients, variables):
-            return [v.assign_sub(self.inner.rate * g) for g, v in zip(gradients, variables)]
+        def apply(self, gradients, variables, times=1.0):
+            return [v.assign_sub(times * self.inner.rate * g) for g, v in zip(gradients, variables)]
 
         def count_skipped_step(self):
             return None
 
+    with pytest.raises(ValueError, match="`clipnorm` is not supported for Descent"):
+        LossScaleOptimizer(Descent(), clipnorm=1.0)
     for inner, after in ((Descent(), 0.5), (Faster(), 0.0)):
         optimizer, weight = LossScaleOptimizer(inner, initial_scale=8.0), tf.Variable(1.0)
         assert isinstance(families.family_of(inner), DescentFamily)
@@ -163,6 +165,10 @@ def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(tracka
         assert (weight.numpy(), optimizer.loss_scale.numpy()) == (after, 4.0)
         optimizer.rate = 0.25
         assert inner.rate == 0.25
+        optimizer.apply_gradients([(tf.constant(1.0), weight)], times=2.0)
+        assert weight.numpy() == after - 0.5
+        with pytest.raises(TypeError, match="unexpected keyword argument 'often'"):
+            optimizer.apply_gradients([(tf.constant(1.0), weight)], often=2.0)
 
 
 @pytest.mark.usefixtures("restored_registry")

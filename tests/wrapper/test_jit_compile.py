@@ -115,6 +115,8 @@ def test_a_fixed_scale_is_compiled_as_well_and_skips_nothing(family):
     for _ in range(2):
         step(tf.constant(1.0))
     assert variable.numpy().tolist() == [0.0, 1.0]
+    graph = step.get_concrete_function(tf.constant(1.0)).graph.as_graph_def()
+    assert any(function.attr["_XlaMustCompile"].b for function in graph.library.function)
     step(tf.constant(float("inf")))
     assert not np.isfinite(variable.numpy()).any()
 

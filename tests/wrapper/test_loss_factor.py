@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.families import FAMILIES, families
-from tf_lossscale import LossScaleOptimizer
+from tf_lossscale import DynamicLossScale, LossScaleOptimizer
 from tf_lossscale.core import replicas
 
 
@@ -81,3 +81,29 @@ def test_a_traced_function_is_not_kept_alive_by_its_factors():
     del function
     gc.collect()
     assert graph() is None
+
+
+def test_two_optimizers_share_a_scale_that_the_first_ones_step_halves():
+    scale = DynamicLossScale(8.0)
+    one, two = (LossScaleOptimizer(FAMILIES[0].sgd(), loss_scale=scale) for _ in range(2))
+    first, second = tf.Variable(1.0), tf.Variable(1.0)
+    with tf.GradientTape(persistent=True) as tape:
+        losses = one.get_scaled_loss(float("inf") * first), two.get_scaled_loss(0.25 * second)
+    one.apply_gradients(zip(one.get_unscaled_gradients([tape.gradient(losses[0], first)]), [first]))
+    assert scale().numpy() == 4.0
+    (gradient,) = two.get_unscaled_gradients([tape.gradient(losses[1], second)])
+    assert gradient.numpy() == 0.25
+
+
+def test_a_traced_step_moves_the_scale_between_an_eager_loss_and_its_gradients():
+    optimizer, weight = LossScaleOptimizer(FAMILIES[0].sgd(), initial_scale=8.0), tf.Variable(1.0)
+
+    @tf.function
+    def overflow():
+        optimizer.apply_gradients([(tf.constant(float("inf")), weight)])
+
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(0.25 * weight)
+    overflow()
+    (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+    assert optimizer.loss_scale.numpy() == 4.0 and gradient.numpy() == 0.25

@@ -136,14 +136,15 @@ class LossScale(Variables):
             skip: a function without arguments that is called in place of `apply` if the step is skipped, after the step
                 was counted. If the step makes a merge call, it is called once, in the cross-replica context.
             aggregate: whether the gradients still have to be summed over the replicas.
-            observe: a function that is called at the end of the step, for monitoring. It takes the result of `check`,
-                the summed gradients, and the values that were checked, each of which is finite if and only if its
-                gradient is finite on all replicas.
+            observe: a function for monitoring, which is called at the end of a step that could be skipped. It takes the
+                result of `check`, the summed gradients, and the values that were checked, each of which is finite if
+                and only if its gradient is finite on all replicas.
             jit_compile: whether XLA compiles the step, except for the sum over the replicas. Not for eager mode and TF1
                 graphs.
 
         Returns:
-            In eager mode, whether the step was applied. In a graph, operations that a session has to run.
+            In eager mode, whether the step was applied. In a graph, the operations or tensors that a session has to
+            run. If the step cannot be skipped, the result of `apply` in a graph.
 
         Raises:
             ValueError: the method is called in a cross-replica context.
@@ -155,9 +156,9 @@ class LossScale(Variables):
             if aggregate:
                 gradients = replicas.sum_over_replicas(gradients)
             if not self.may_skip:
-                updates = apply(gradients)
+                updates = _compiled(lambda own, _: apply(own), gradients, []) if jit_compile else apply(gradients)
                 return True if tf.executing_eagerly() else updates
-            # All replicas look before any of them creates the variables, so either all or none of them call `once`.
+            # With merge calls, all replicas get here before one of them creates the variables, so all call `once`.
             if self._is_missing("total_steps"):
                 replicas.once(self.prepare)
             # Gradients that the caller has summed may differ between the replicas.
@@ -220,6 +221,10 @@ class LossScale(Variables):
                 f"returned: {decision!r}."
             )
         decision = tf.cast(decision, tf.bool)
+        if self._overrides("check") and replicas.several_replicas() and not replicas.uses_merge_call():
+            # Without a merge call, every replica has made its own decision. A step is applied if all would apply it.
+            [refusals] = replicas.all_reduce([tf.cast(tf.logical_not(decision), tf.float32)])
+            decision = tf.equal(refusals, 0)
         if decision.shape.rank not in (0, None):
             raise ValueError(
                 f"{type(self).__name__}.check() must return a bool scalar tensor, but returned one of shape "
@@ -263,6 +268,9 @@ class LossScale(Variables):
     def move(self, applied: tf.Tensor) -> Any:
         """Change the scale after a step. Unless a subclass overrides this method, the scale does not change.
 
+        Under a ParameterServerStrategy, several workers may run this method at the same time, so a finite step of one
+        worker may not be counted.
+
         Args:
             applied: the result of `check`, a bool scalar tensor, equal on all replicas.
 
@@ -285,7 +293,7 @@ class LossScale(Variables):
     # which lack these variables, could not be restored completely.
 
     total_steps = LazyVariable(0, tf.int64, tracked=False)
-    """The number of steps, including skipped ones, as an int64 scalar variable."""
+    """The number of steps that could be skipped, applied or not, as an int64 scalar variable."""
     skipped_steps = LazyVariable(0, tf.int64, tracked=False)
     """The number of skipped steps, as an int64 scalar variable."""
     skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
@@ -297,7 +305,7 @@ class LossScale(Variables):
         return value_or_zero(self.skipped_in_a_row) > 0
 
     def prepare(self) -> None:
-        """Create the variables that a step changes. A step calls this method in the cross-replica context."""
+        """Create the variables that count steps. The first step calls this method in the cross-replica context."""
         if self.may_skip:
             _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row
 
@@ -373,7 +381,7 @@ class FixedLossScale(LossScale):
     def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
         _require_keys(state, {"loss_scale"}, {"loss_scale"})
         value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
-        if value != self.initial_scale:
+        if np.float32(value) != np.float32(self.initial_scale):
             raise ValueError(
                 f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {value!r}."
             )
@@ -390,7 +398,7 @@ COUNTS = {
 
 
 class DynamicLossScale(LossScale):
-    """A scale that grows after many finite steps in a row and falls after an overflow, according to `rules.Rules`.
+    """A scale that grows after many finite steps in a row and falls after overflows, according to `rules.Rules`.
 
     >>> scale = DynamicLossScale(8.0, dynamic_growth_steps=1)
     >>> scale.step([tf.constant([1.0])], lambda gradients: None)

@@ -92,7 +92,7 @@ class Rules:
         3
 
         Returns:
-            A new `Rules` object.
+            A new object of the same class.
 
         Raises:
             TypeError: a value is not a number.
@@ -115,14 +115,14 @@ class Rules:
             high = errors.positive_number("max_scale", self.max_scale, "Pass None for float32's maximum.")
             if low > high:
                 raise ValueError(f"`min_scale` must not be above `max_scale`, but got: {low!r} and {high!r}.")
-        return Rules(
+        return dataclasses.replace(
+            self,
             growth_steps=errors.whole_number("dynamic_growth_steps", self.growth_steps, "The usual value is 2000."),
             growth_factor=growth,
             backoff_factor=backoff,
             hysteresis=errors.whole_number("hysteresis", self.hysteresis, "The usual value is 1."),
             min_scale=low,
             max_scale=high,
-            finite_step_resets=self.finite_step_resets,
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:

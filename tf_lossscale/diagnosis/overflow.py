@@ -102,7 +102,7 @@ class Diagnosis(Variables):
             applied: bool scalar, False if the step was skipped.
             gradients: the gradients, reduced over the replicas; each may be None.
             checked: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: its
-                `finite.nonfinite_kind`, summed over the replicas, or the gradient itself.
+                `gradients.nonfinite_kind`, summed over the replicas, or the gradient itself.
 
         Returns:
             The operations that a session has to run in a TF1 graph.

@@ -65,7 +65,7 @@ class Family(abc.ABC):
         self._built_for: list[weakref.ref[Any]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Family:
-        new = object.__new__(type(self))
+        new = memo[id(self)] = object.__new__(type(self))
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()}, _built_for=[])
         return new
 
@@ -78,8 +78,9 @@ class Family(abc.ABC):
     def build(self, variables: list[Variable]) -> None:
         """Create the optimizer's variables that do not exist yet.
 
-        This method is called whenever a step is traced. In eager mode without a strategy, it is called only if a step
-        has different variables than the previous step.
+        This method is called whenever a step is traced, on each replica, so it must create variables in a
+        `tf.init_scope`. In eager mode without a strategy, it is called only if a step has different variables than the
+        previous step.
         """
 
     def ensure_built(self, variables: list[Variable]) -> None:
@@ -164,9 +165,12 @@ class Family(abc.ABC):
             )
 
     def takes(self, keyword: str) -> bool:
-        """Return whether the optimizer's `apply_gradients` accepts a keyword argument."""
+        """Return whether `apply` accepts a keyword argument, which a family may pass on to the optimizer."""
+        if keyword in inspect.signature(type(self).apply).parameters:
+            return True
         method = getattr(self.inner, "apply_gradients", None)
-        return method is not None and _takes(getattr(method, "__func__", method), keyword)
+        passes_on = _takes(type(self).apply, keyword)
+        return passes_on and method is not None and _takes(getattr(method, "__func__", method), keyword)
 
     def count_skipped_step(self) -> Any:
         """Increment the optimizer's step count after a skipped step."""
@@ -193,9 +197,9 @@ class Family(abc.ABC):
     # Hyperparameters and options. -------------------------------------------------------------------------------
 
     #: Attributes of the optimizer that can be read and set on the wrapper, in addition to hyperparameters.
-    delegated: tuple[str, ...] = options_lib.CLIPS
+    delegated: tuple[str, ...] = ()
     #: Keyword arguments of the wrapper's constructor that are set as attributes of the inner optimizer.
-    options: tuple[str, ...] = options_lib.CLIPS
+    options: tuple[str, ...] = ()
     #: The attribute of the optimizer that the constructor argument `name` sets, or None if `name` is not accepted.
     name_attribute: str | None = None
 
@@ -204,7 +208,10 @@ class Family(abc.ABC):
         return tuple(getattr(self.inner, "hyperparameter_names", ()))
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Check constructor options, and return the attributes to set on the optimizer, without setting them."""
+        """Check constructor options, and return the attributes to set on the optimizer, without setting them.
+
+        `name` is removed from `given`.
+        """
         name = None if self.name_attribute is None else options_lib.take_name(given)
         wanted = options_lib.checked(self.inner, given, self.options)
         if wanted and self.is_built:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,8 +40,11 @@ class Family(family.Family):
         # An optimizer class may override `_all_reduce_sum_gradients` to sum gradients over workers without a
         # distribution strategy.
         if type(inner)._all_reduce_sum_gradients is not keras.optimizers.Optimizer._all_reduce_sum_gradients:
-            own_sum = functools.partial(type(inner)._all_reduce_sum_gradients, inner)
-            self.own_aggregation = lambda pairs: own_sum([(g, tensors_of([variable])[0]) for g, variable in pairs])
+            self.own_aggregation = self._summed_by_optimizer
+
+    def _summed_by_optimizer(self, grads_and_vars: list[Any]) -> Any:
+        own_sum = type(self.inner)._all_reduce_sum_gradients
+        return own_sum(self.inner, [(gradient, tensors_of([variable])[0]) for gradient, variable in grads_and_vars])
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = options_lib.take_name(given) or self.scope

@@ -27,8 +27,8 @@ class Family(family.Family):
             with tf.init_scope():
                 self.inner._initialize(variables)
 
-    def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
-        return self.inner.apply(gradients, variables, **kwargs)
+    def apply(self, gradients: list[Any], variables: list[Any]) -> Any:  # type: ignore[override]
+        return self.inner.apply(gradients, variables)
 
     def count_skipped_step(self) -> Any:
         # A skipped step leaves the optimizer's whole state unchanged, including the step count.

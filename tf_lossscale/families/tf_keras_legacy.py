@@ -42,6 +42,7 @@ class Family(family.Family):
     takes_empty_steps = True
     returns_operations = True
     slots_need_gradients = True
+    options = CLIPS
     delegated = (
         *(*CLIPS, "gradient_aggregator", "gradient_transformers", "_hyper", "_weights", "_slots"),
         *("_hypers_created", "_initial_decay", "_distribution_strategy", "_use_locking"),

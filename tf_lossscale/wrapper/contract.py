@@ -3,7 +3,8 @@
 A mark is one attribute of a tensor: by which loss scale, and whether scaled or not. A gradient that
 `get_unscaled_gradients` took is scaled, one that it returned is not. A loss that `get_scaled_loss` or `scale_loss`
 returned is scaled. The results of arithmetic on marked tensors have no mark. If all gradients of an update are marked,
-their marks decide. Otherwise the first of these rules decides that applies:
+their marks decide. If some are marked, the marks and the calls must agree. If none is marked, the first of these rules
+decides that applies:
 
 1. The most recent call in the function being traced, or in the functions around it. After `scale_loss` the gradients
    are scaled, for one update; after `get_scaled_loss` and `get_unscaled_gradients` they are unscaled, for any number.
@@ -16,8 +17,8 @@ their marks decide. Otherwise the first of these rules decides that applies:
 `apply` takes scaled gradients. It raises an error if marks or calls say that they are unscaled, and warns if they may
 be. For a Sonnet optimizer, `apply` accepts both kinds, and the rules decide; without any call they are scaled.
 
-Gradients are divided by the factor that multiplied their loss, if it is known: if the loss was scaled in the function
-being traced, or in eager mode before an update that may have moved the scale.
+Gradients are divided by the factor that multiplied their loss, if the loss was scaled in the function being traced, or
+in eager mode and no other function has scaled a loss since. Otherwise they are divided by the current factor.
 """
 
 from __future__ import annotations
@@ -88,8 +89,6 @@ class _Call:
     method: str
     #: A function that returns the factor of the loss that the thread scaled last in this place, or None.
     factor: Callable[[], Any] = lambda: None
-    #: Whether an update has followed the scaling of that loss, so that the scale may have moved since.
-    moved: bool = False
     #: The threads that have updated variables in the same place after the call.
     followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
 
@@ -104,8 +103,9 @@ class Decision(NamedTuple):
     scaled: bool
     #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
     places: list[Any]
-    #: Whether the answer depends on calls outside of the function being traced.
-    from_elsewhere: bool = False
+    #: If the answer depends on calls outside of the function being traced: maps methods to whether scaled gradients
+    #: follow them. Otherwise None.
+    from_elsewhere: dict[str, bool] | None = None
 
 
 class Contract:
@@ -146,6 +146,7 @@ class Contract:
             thread = threading.current_thread()
             for place in _places():
                 calls = self._calls.setdefault(weakref.ref(place), {})
+                # Unscaling gradients does not change the factor of their loss.
                 before = calls.get(thread, _Call(method))
                 calls[thread] = dataclasses.replace(before, method=method, followed_in=set())
                 if factor is not None:
@@ -161,7 +162,6 @@ class Contract:
         with self._lock:
             for call in self._calls_in(decision.places):
                 call.followed_in.add(threading.current_thread())
-                call.moved = True
         if decision.places == [_EAGER]:
             _latest.updated(self)
         elif decision.from_elsewhere:
@@ -181,9 +181,7 @@ class Contract:
                 return current()
             # In eager mode, the gradients may come from a function that has scaled its own loss.
             alone = not any(each.factor() is not None for each in self._unused_calls([_EAGER]))
-            if place is not _EAGER or replicas.workers_step_alone() or (call.moved and alone):
-                return known
-            return current()
+            return known if place is not _EAGER or replicas.workers_step_alone() or alone else current()
 
     def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
         """Raise an error if a gradient was already divided by this loss scale.
@@ -224,20 +222,26 @@ class Contract:
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
-    def decide(self, gradients: Iterable[Any]) -> Decision:
+    def decide(self, gradients: Iterable[Any], loss_scale: Any = None) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
+            loss_scale: the optimizer's loss scale.
 
         Raises:
-            RuntimeError: the calls so far do not determine whether the gradients are scaled.
+            RuntimeError: the calls so far do not determine whether the gradients are scaled, or a gradient is scaled by
+                another loss scale.
         """
-        decision = self._decide(gradients, _APPLY_GRADIENTS, otherwise=False)
+        gradients = list(gradients)
+        decision = self._decide(gradients, loss_scale, _APPLY_GRADIENTS, otherwise=False)
         needed = ("get_scaled_loss", "get_unscaled_gradients")
-        unscaled = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
-        if "scale_loss" not in self._ever and not unscaled.issuperset(needed):
-            forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in unscaled)
+        called = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
+        by_another = bool(_marks(gradients)) and all(
+            is_marked(each) is False and is_marked(each, loss_scale) is None for each in gradients if each is not None
+        )
+        if "scale_loss" not in self._ever and not called.issuperset(needed) and not by_another:
+            forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in called)
             self._warn(
                 f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
                 "gradients may become zero, or the gradients of every step may have the wrong scale. The loop should "
@@ -252,11 +256,12 @@ class Contract:
             )
         return decision
 
-    def decide_for_apply(self, gradients: Iterable[Any], may_be_unscaled: bool) -> Decision:
+    def decide_for_apply(self, gradients: Iterable[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled.
 
         Args:
             gradients: tensors, IndexedSlices or None.
+            loss_scale: the optimizer's loss scale.
             may_be_unscaled: whether this optimizer family's `apply` also accepts unscaled gradients.
 
         Raises:
@@ -264,8 +269,9 @@ class Contract:
                 do not determine whether the gradients are scaled.
         """
         if may_be_unscaled:
-            decision = self._decide(gradients, _APPLY, otherwise=True)
+            decision = self._decide(gradients, loss_scale, _APPLY, otherwise=True)
         else:
+            _require_own_scale(gradients, loss_scale)
             decision = Decision(True, _places())
             self._require_not_unscaled(gradients, decision.places)
         if decision.scaled and not self._ever & {"scale_loss", "get_scaled_loss"}:
@@ -276,15 +282,19 @@ class Contract:
             )
         return decision
 
-    def _decide(self, gradients: Iterable[Any], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
-        places = _places()
-        marks = {is_marked(gradient) for gradient in gradients if gradient is not None}
+    def _decide(
+        self, gradients: Iterable[Any], loss_scale: Any, scaled_after: dict[str, bool], otherwise: bool
+    ) -> Decision:
+        _require_own_scale(gradients, loss_scale)
+        places, marks = _places(), _marks(gradients)
         answers, here = {each for each in marks if each is not None}, True
         if None in marks or not marks:
             with self._lock:
                 by_calls, here = self._answers(places, scaled_after)
             answers |= by_calls
         if len(answers) > 1:
+            # A trace that failed between scaling and updating must not make later updates fail as well.
+            self._in_the_past.clear()
             raise RuntimeError(
                 "Cannot tell whether these gradients are scaled. Either more than one update follows a single call to "
                 "this optimizer's scale_loss(), or scale_loss() was called in one function, thread or step, and "
@@ -297,7 +307,7 @@ class Contract:
                 "get_unscaled_gradients() on the gradients of that loss, and pass the results to apply_gradients()."
             )
         answer = answers.pop() if answers else otherwise
-        return Decision(answer, places, not here and places != [_EAGER])
+        return Decision(answer, places, None if here or places == [_EAGER] else scaled_after)
 
     def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return what earlier calls imply, and whether they were made in the innermost function being traced.
@@ -320,13 +330,14 @@ class Contract:
         unused = [call for call in self._unused_calls(places) if call.method in scaled_after]
         answers = {scaled_after[call.method] for call in (*eager, *unused)}
         if any(map(is_used_up, own)):
-            # Gradients after the second update may come from the same scaled loss or from an unscaled loss.
+            # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss, or of a loss that was
+            # not scaled.
             answers |= {True} if answers else {True, False}
         return answers, False
 
     def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
-        marks = {is_marked(gradient) for gradient in gradients if gradient is not None}
+        marks = _marks(gradients)
         unscaled, may_be_unscaled = False in marks, False
         if not unscaled and (None in marks or not marks):
             thread = threading.current_thread()
@@ -347,15 +358,16 @@ class Contract:
                 "called before: they may be divided twice. Give unscaled gradients to apply_gradients()."
             )
 
-    def contradicts(self, scaled: bool) -> bool:
-        """Return whether calls that no update has followed say that gradients are not as a traced function assumes.
+    def contradicts(self, decision: Decision) -> bool:
+        """Return whether calls that no update has followed contradict the decision for a traced function.
 
         Args:
-            scaled: whether the function takes them as scaled.
+            decision: the decision that was made when the function was traced.
         """
         with self._lock:
-            calls = self._unused_calls([])
-        return {_APPLY_GRADIENTS[call.method] for call in calls} == {not scaled}
+            methods = {call.method for call in self._unused_calls([])}
+        answers = {scaled for method, scaled in (decision.from_elsewhere or {}).items() if method in methods}
+        return answers == {not decision.scaled}
 
     # Looking up calls. ------------------------------------------------------------------------------------------
 
@@ -409,7 +421,9 @@ class _Latest(threading.local):
             self._in_functions[place] = weakref.ref(contract), method
 
     def updated(self, contract: Contract) -> None:
-        # In eager mode, a loss that was scaled for one optimizer concerns no other one after the next update.
+        # In eager mode, a loss that was scaled for one optimizer concerns no other one after the next update of another
+        # optimizer. The first update of its own optimizer may be followed by another optimizer's update with the same
+        # gradients.
         self._updates += 1
         if self._updates > 1 or self._in_eager_mode is None or self._in_eager_mode[0]() is not contract:
             self._in_eager_mode = None
@@ -439,12 +453,25 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
         )
 
 
+def _marks(gradients: Iterable[Any]) -> set[bool | None]:
+    return {is_marked(gradient) for gradient in gradients if gradient is not None}
+
+
+def _require_own_scale(gradients: Iterable[Any], loss_scale: Any) -> None:
+    """Raise an error if a gradient is multiplied by another loss scale."""
+    if any(is_marked(each) and not is_marked(each, loss_scale) for each in gradients):
+        raise RuntimeError(
+            "A gradient is multiplied by the loss scale of another LossScaleOptimizer, whose get_unscaled_gradients() "
+            "took it. Pass the result of that call to apply_gradients() instead."
+        )
+
+
 def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> None:
     """Make each later call of a traced function raise an error if calls elsewhere contradict its decision."""
 
     def check() -> tf.Tensor:
         living = contract()
-        if living is not None and living.contradicts(decision.scaled):
+        if living is not None and living.contradicts(decision):
             raise RuntimeError(
                 f"A function that has already been traced passes {'un' * (not decision.scaled)}scaled gradients to "
                 f"apply_gradients(), but the calls since then were those for {'un' * decision.scaled}scaled gradients. "

@@ -240,7 +240,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
 
     def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         gradients, variables = unzip(grads_and_vars)
-        if self._contract.decide(gradients).scaled:
+        if self._contract.decide(gradients, self._loss_scale).scaled:
             kept = [g if self._family.overwrites(v) else None for g, v in zip(gradients, variables)]
             unscaled = self.get_unscaled_gradients([g if new is None else None for g, new in zip(gradients, kept)])
             gradients = [g if new is None else new for g, new in zip(unscaled, kept)]
@@ -482,7 +482,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if kwargs:
             self._require_keywords(kwargs)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        decision = self._contract.decide(gradients)
+        decision = self._contract.decide(gradients, self._loss_scale)
         outcome = self._step(gradients, variables, decision.scaled, aggregate, kwargs)
         self._contract.record(decision)
         return self._result(outcome)
@@ -515,7 +515,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        decision = self._contract.decide_for_apply(grads, self._family.apply_takes_unscaled)
+        decision = self._contract.decide_for_apply(grads, self._loss_scale, self._family.apply_takes_unscaled)
         outcome = self._step(grads, variables, decision.scaled, aggregate=True, keywords={})
         self._contract.record(decision)
         self._result(outcome)

@@ -77,9 +77,12 @@ def _print_findings(reports: Sequence[report.FileReport]) -> None:
 
 
 def _summary(counted: dict[str, int], written: bool) -> str:
-    return (
-        f"{counted['files']} files: {counted[report.CHANGED]} {'changed' if written else 'would change'}, "
-        f"{counted[report.ERROR]} not read, parsed or written. {counted[report.REWRITTEN]} uses "
-        f"{'rewritten' if written else 'to rewrite'}, {counted[report.TODO]} left with a TODO(tf-lossscale) comment, "
-        f"{counted[report.NOTICE]} notices."
+    rows = (
+        ("files", counted["files"]),
+        ("changed" if written else "would change", counted[report.CHANGED]),
+        ("not read, parsed or written", counted[report.ERROR]),
+        ("uses rewritten" if written else "uses to rewrite", counted[report.REWRITTEN]),
+        ("uses left, with a TODO(tf-lossscale) comment", counted[report.TODO]),
+        ("notices", counted[report.NOTICE]),
     )
+    return "\n".join(f"{label:44}  {count}" for label, count in rows)
