@@ -1,6 +1,7 @@
 """A family answers the questions that Family declares; a new family needs nothing else."""
 
 import abc
+import dataclasses
 import pathlib
 import re
 import shutil
@@ -169,6 +170,58 @@ def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(tracka
         assert weight.numpy() == after - 0.5
         with pytest.raises(TypeError, match="unexpected keyword argument 'often'"):
             optimizer.apply_gradients([(tf.constant(1.0), weight)], often=2.0)
+
+
+@pytest.mark.usefixtures("restored_registry")
+def test_a_checkpoint_takes_the_wrapper_of_a_modules_family(tmp_path):
+    class Descent(tf.Module):
+        rate = 0.5
+
+    @tf_lossscale.register_family
+    class DescentFamily(tf_lossscale.Family):
+        optimizer_class = Descent
+
+        def build(self, variables):
+            pass
+
+        def apply(self, gradients, variables):
+            return [v.assign_sub(self.inner.rate * g) for g, v in zip(gradients, variables)]
+
+        def count_skipped_step(self):
+            return None
+
+    optimizer, weight = LossScaleOptimizer(Descent(), initial_scale=64.0), tf.Variable(1.0)
+    optimizer.minimize(lambda: weight * np.inf, [weight])
+    path = tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "c")
+    again = LossScaleOptimizer(Descent(), initial_scale=64.0)
+    tf.train.Checkpoint(optimizer=again).restore(path)
+    assert again.loss_scale.numpy() == 32.0
+
+
+@pytest.mark.usefixtures("restored_registry")
+@pytest.mark.parametrize("options", [{}, {"slots": True}], ids=["unhashable", "slots"])
+def test_an_optimizer_may_be_a_dataclass_and_is_wrapped_once(options):
+    Descent = dataclasses.make_dataclass("Descent", [("rate", float, 0.5)], **options)
+
+    @tf_lossscale.register_family
+    class DescentFamily(tf_lossscale.Family):
+        optimizer_class = Descent
+
+        def build(self, variables):
+            pass
+
+        def apply(self, gradients, variables):
+            return [v.assign_sub(self.inner.rate * g) for g, v in zip(gradients, variables)]
+
+        def count_skipped_step(self):
+            return None
+
+    inner, weight = Descent(), tf.Variable(1.0)
+    optimizer = LossScaleOptimizer(inner)
+    optimizer.minimize(lambda: 1.0 * weight, [weight])
+    assert weight.numpy() == 0.5
+    with pytest.raises(ValueError, match="already"):
+        LossScaleOptimizer(inner)
 
 
 @pytest.mark.usefixtures("restored_registry")

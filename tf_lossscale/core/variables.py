@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -120,7 +119,7 @@ class LazyVariable(property):
         self._arguments, self._options = (initial_value, dtype), options
 
     def __set_name__(self, owner: type, name: str) -> None:
-        super().__init__(operator.methodcaller("_weight", name, *self._arguments, **self._options))
+        super().__init__(lambda owner: owner._weight(name, *self._arguments, **self._options))
 
 
 _in_legacy_graphs: list[weakref.ref[Any]] = []

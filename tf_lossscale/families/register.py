@@ -77,9 +77,12 @@ def wrapper_class(family: Any) -> type:
     Returns:
         A subclass of `LossScaleOptimizer` and of the family's `wrapper_bases`.
     """
-    bases: list[type] = [LossScaleOptimizer]
-    if issubclass(family.optimizer_class, tf.__internal__.tracking.Trackable):
+    bases: list[type] = [LossScaleOptimizer, *family.wrapper_bases]
+    trackable = tf.__internal__.tracking.Trackable
+    if issubclass(family.optimizer_class, trackable):
         # With this mixin, checkpoints and SavedModels store the inner optimizer's attributes as the wrapper's own.
-        bases.append(tf.__internal__.tracking.DelegatingTrackableMixin)
+        bases.insert(1, tf.__internal__.tracking.DelegatingTrackableMixin)
+        if not any(issubclass(base, trackable) for base in bases):
+            bases.append(trackable)
     names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
-    return type("LossScaleOptimizer", (*bases, *family.wrapper_bases), names)
+    return type("LossScaleOptimizer", tuple(bases), names)

@@ -182,9 +182,9 @@ _SECOND_KERAS_2 = "tf_keras beside a Keras 2"
 MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
 
 
-# Maps each inner optimizer to its wrapper and shallow copies of that wrapper. A second wrapper is not allowed, because
-# the two would overwrite each other's loss scale in a checkpoint.
-_wrappers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+# All wrappers that are alive. An optimizer cannot have two of them, because the two would overwrite each other's loss
+# scale in a checkpoint. A shallow copy of a wrapper is allowed.
+_wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # Every LossScaleOptimizer class, from this package or another library, has one of these names and is defined in one of
 # these packages, or derives from such a class.
@@ -302,23 +302,23 @@ def combined(cls: Any, wrapper_class: Any) -> Any:
     return _common_metaclass(type(cls), type(wrapper_class))(cls.__name__, (cls, wrapper_class), namespace)
 
 
-def mark(inner_optimizer: Any, wrapper: Any) -> None:
+def mark(wrapper: Any) -> None:
     """Record that an optimizer is wrapped. The record lasts as long as the wrapper is alive.
 
-    >>> class Optimizer: pass
-    >>> inner, wrapper = Optimizer(), Optimizer()
-    >>> mark(inner, wrapper)
-    >>> is_wrapped(inner)
+    >>> class Wrapper:
+    ...     _optimizer = "SGD"
+    >>> wrapper = Wrapper()
+    >>> mark(wrapper)
+    >>> is_wrapped(Wrapper._optimizer)
     True
     >>> del wrapper
-    >>> is_wrapped(inner)
+    >>> is_wrapped(Wrapper._optimizer)
     False
 
     Args:
-        inner_optimizer: the wrapped optimizer.
-        wrapper: the LossScaleOptimizer around it, or a shallow copy of that LossScaleOptimizer.
+        wrapper: a LossScaleOptimizer, or a shallow copy of one.
     """
-    _wrappers.setdefault(inner_optimizer, weakref.WeakSet()).add(wrapper)
+    _wrappers.add(wrapper)
 
 
 def is_wrapped(inner_optimizer: Any) -> bool:
@@ -327,11 +327,7 @@ def is_wrapped(inner_optimizer: Any) -> bool:
     >>> is_wrapped(3)
     False
     """
-    try:
-        return bool(_wrappers.get(inner_optimizer))
-    except TypeError:
-        # An unhashable object cannot be a key of the dictionary, and so was never wrapped.
-        return False
+    return any(wrapper._optimizer is inner_optimizer for wrapper in _wrappers)
 
 
 def release(inner_optimizer: Any) -> None:
@@ -343,8 +339,9 @@ def release(inner_optimizer: Any) -> None:
     Args:
         inner_optimizer: any optimizer, wrapped or not.
     """
-    if is_wrapped(inner_optimizer):
-        del _wrappers[inner_optimizer]
+    for wrapper in list(_wrappers):
+        if wrapper._optimizer is inner_optimizer:
+            _wrappers.discard(wrapper)
 
 
 def _common_metaclass(first: Any, second: Any) -> Any:

@@ -222,7 +222,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         self._save_scale_with_inner()
         family.set_options(chosen)
         self._init_base()
-        families.mark(inner_optimizer, self)
+        families.mark(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -163,17 +163,17 @@ class Configurable(Parts):
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
-        families.mark(self._optimizer, new)
+        families.mark(new)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new: Any = object.__new__(type(self))
         memo[id(self)] = new
-        inner = memo[id(self._optimizer)] = self._family.copied(memo)
+        memo[id(self._optimizer)] = self._family.copied(memo)
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()
-        families.mark(inner, new)
+        families.mark(new)
         return new
 
 
