@@ -86,7 +86,7 @@ def _alike(gradients: list[Any]) -> list[list[int]]:
         if gradient is None:
             continue
         small = not isinstance(gradient, tf.IndexedSlices) and (gradient.shape.num_elements() or _SMALL + 1) <= _SMALL
-        key = (gradient.dtype, tuple(gradient.shape), gradient.device) if small and not compiled else i
+        key = (gradient.dtype, tuple(gradient.shape.as_list()), gradient.device) if small and not compiled else i
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
