@@ -111,14 +111,14 @@ class Decision(NamedTuple):
 class Contract:
     """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients.
 
-    >>> contract = Contract()
+    >>> contract, scale = Contract(), tf.Module()
     >>> contract.called("scale_loss")
-    >>> decision = contract.decide([tf.constant(8.0)])
+    >>> decision = contract.decide([tf.constant(8.0)], scale)
     >>> decision.scaled
     True
     >>> contract.record(decision)
     >>> contract.called("get_unscaled_gradients")
-    >>> contract.decide([tf.constant(2.0)]).scaled
+    >>> contract.decide([tf.constant(2.0)], scale).scaled
     False
     """
 
@@ -222,7 +222,7 @@ class Contract:
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
-    def decide(self, gradients: Iterable[Any], loss_scale: Any = None) -> Decision:
+    def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled.
 
         Args:
@@ -233,13 +233,11 @@ class Contract:
             RuntimeError: the calls so far do not determine whether the gradients are scaled, or a gradient is scaled by
                 another loss scale.
         """
-        gradients = list(gradients)
-        decision = self._decide(gradients, loss_scale, _APPLY_GRADIENTS, otherwise=False)
+        marks = _marks(gradients, loss_scale)
+        decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         needed = ("get_scaled_loss", "get_unscaled_gradients")
         called = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
-        by_another = bool(_marks(gradients)) and all(
-            is_marked(each) is False and is_marked(each, loss_scale) is None for each in gradients if each is not None
-        )
+        by_another = marks == {_Mark(False, False)}
         if "scale_loss" not in self._ever and not called.issuperset(needed) and not by_another:
             forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in called)
             self._warn(
@@ -268,12 +266,12 @@ class Contract:
             RuntimeError: `may_be_unscaled` is False and the gradients are unscaled, or it is True and the calls so far
                 do not determine whether the gradients are scaled.
         """
+        marks = _marks(gradients, loss_scale)
         if may_be_unscaled:
-            decision = self._decide(gradients, loss_scale, _APPLY, otherwise=True)
+            decision = self._decide(marks, _APPLY, otherwise=True)
         else:
-            _require_own_scale(gradients, loss_scale)
             decision = Decision(True, _places())
-            self._require_not_unscaled(gradients, decision.places)
+            self._require_not_unscaled({mark.scaled for mark in marks}, decision.places)
         if decision.scaled and not self._ever & {"scale_loss", "get_scaled_loss"}:
             self._warn(
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
@@ -282,13 +280,10 @@ class Contract:
             )
         return decision
 
-    def _decide(
-        self, gradients: Iterable[Any], loss_scale: Any, scaled_after: dict[str, bool], otherwise: bool
-    ) -> Decision:
-        _require_own_scale(gradients, loss_scale)
-        places, marks = _places(), _marks(gradients)
-        answers, here = {each for each in marks if each is not None}, True
-        if None in marks or not marks:
+    def _decide(self, marks: set[_Mark], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
+        places, scaled = _places(), {mark.scaled for mark in marks}
+        answers, here = {each for each in scaled if each is not None}, True
+        if None in scaled or not scaled:
             with self._lock:
                 by_calls, here = self._answers(places, scaled_after)
             answers |= by_calls
@@ -335,9 +330,8 @@ class Contract:
             answers |= {True} if answers else {True, False}
         return answers, False
 
-    def _require_not_unscaled(self, gradients: Iterable[Any], places: list[Any]) -> None:
+    def _require_not_unscaled(self, marks: set[bool | None], places: list[Any]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
-        marks = _marks(gradients)
         unscaled, may_be_unscaled = False in marks, False
         if not unscaled and (None in marks or not marks):
             thread = threading.current_thread()
@@ -453,17 +447,25 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
         )
 
 
-def _marks(gradients: Iterable[Any]) -> set[bool | None]:
-    return {is_marked(gradient) for gradient in gradients if gradient is not None}
+class _Mark(NamedTuple):
+    scaled: bool | None
+    #: Whether the gradient is marked by the optimizer's own loss scale.
+    own: bool
 
 
-def _require_own_scale(gradients: Iterable[Any], loss_scale: Any) -> None:
-    """Raise an error if a gradient is multiplied by another loss scale."""
-    if any(is_marked(each) and not is_marked(each, loss_scale) for each in gradients):
+def _marks(gradients: Iterable[Any], loss_scale: Any) -> set[_Mark]:
+    """Return the different marks of gradients. Raise an error if another loss scale multiplies a gradient."""
+    marks = set()
+    for gradient in gradients:
+        if gradient is not None:
+            reference, scaled = getattr(gradient, _MARK, (None, None))
+            marks.add(_Mark(scaled, reference is not None and reference() is loss_scale))
+    if _Mark(True, False) in marks:
         raise RuntimeError(
             "A gradient is multiplied by the loss scale of another LossScaleOptimizer, whose get_unscaled_gradients() "
             "took it. Pass the result of that call to apply_gradients() instead."
         )
+    return marks
 
 
 def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> None:
