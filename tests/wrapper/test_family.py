@@ -133,18 +133,12 @@ def restored_registry(monkeypatch):
     monkeypatch.setattr(families, "REGISTERED", dict(families.REGISTERED))
 
 
-@pytest.mark.parametrize("trackable", [True, False], ids=["trackable", "any_object"])
-@pytest.mark.usefixtures("restored_registry")
-def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(trackable):
-    class Descent(tf.Module if trackable else object):
-        rate = 0.5
-
-    class Faster(Descent):
-        rate = 1.0
+def register_descent(cls):
+    """Register a family of optimizers that have only a `rate`."""
 
     @tf_lossscale.register_family
     class DescentFamily(tf_lossscale.Family):
-        optimizer_class = Descent
+        optimizer_class = cls
         delegated = ("rate",)
 
         def build(self, variables):
@@ -156,6 +150,19 @@ def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(tracka
         def count_skipped_step(self):
             return None
 
+    return DescentFamily
+
+
+@pytest.mark.parametrize("trackable", [True, False], ids=["trackable", "any_object"])
+@pytest.mark.usefixtures("restored_registry")
+def test_a_registered_family_trains_skips_and_is_asked_for_subclasses_too(trackable):
+    class Descent(tf.Module if trackable else object):
+        rate = 0.5
+
+    class Faster(Descent):
+        rate = 1.0
+
+    DescentFamily = register_descent(Descent)
     with pytest.raises(ValueError, match="`clipnorm` is not supported for Descent"):
         LossScaleOptimizer(Descent(), clipnorm=1.0)
     for inner, after in ((Descent(), 0.5), (Faster(), 0.0)):
@@ -177,19 +184,7 @@ def test_a_checkpoint_takes_the_wrapper_of_a_modules_family(tmp_path):
     class Descent(tf.Module):
         rate = 0.5
 
-    @tf_lossscale.register_family
-    class DescentFamily(tf_lossscale.Family):
-        optimizer_class = Descent
-
-        def build(self, variables):
-            pass
-
-        def apply(self, gradients, variables):
-            return [v.assign_sub(self.inner.rate * g) for g, v in zip(gradients, variables)]
-
-        def count_skipped_step(self):
-            return None
-
+    register_descent(Descent)
     optimizer, weight = LossScaleOptimizer(Descent(), initial_scale=64.0), tf.Variable(1.0)
     optimizer.minimize(lambda: weight * np.inf, [weight])
     path = tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "c")
@@ -203,19 +198,7 @@ def test_a_checkpoint_takes_the_wrapper_of_a_modules_family(tmp_path):
 def test_an_optimizer_may_be_a_dataclass_and_is_wrapped_once(options):
     Descent = dataclasses.make_dataclass("Descent", [("rate", float, 0.5)], **options)
 
-    @tf_lossscale.register_family
-    class DescentFamily(tf_lossscale.Family):
-        optimizer_class = Descent
-
-        def build(self, variables):
-            pass
-
-        def apply(self, gradients, variables):
-            return [v.assign_sub(self.inner.rate * g) for g, v in zip(gradients, variables)]
-
-        def count_skipped_step(self):
-            return None
-
+    register_descent(Descent)
     inner, weight = Descent(), tf.Variable(1.0)
     optimizer = LossScaleOptimizer(inner)
     optimizer.minimize(lambda: 1.0 * weight, [weight])

@@ -137,8 +137,8 @@ class LossScale(Variables):
                 was counted. If the step makes a merge call, it is called once, in the cross-replica context.
             aggregate: whether the gradients still have to be summed over the replicas.
             observe: a function for monitoring, which is called at the end of a step that could be skipped. It takes the
-                result of `check`, the summed gradients, and the values that were checked, each of which is finite if
-                and only if its gradient is finite on all replicas.
+                result of `check`, the summed gradients, and the values that were checked. Each value is finite if and
+                only if its gradient is finite on all replicas.
             jit_compile: whether XLA compiles the step, except for the sum over the replicas. Not for eager mode and TF1
                 graphs.
 
@@ -491,7 +491,7 @@ class DynamicLossScale(LossScale):
         counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in COUNTS}
         variables = {name: getattr(self, attribute) for name, attribute in COUNTS.items()}
         for name, variable in variables.items():
-            # The counts are int64 variables, except those of tf.contrib's loss scale managers, which are int32.
+            # The loss scale managers of tf.contrib count in int32 variables; all other loss scales count in int64.
             if variable is not None and counts[name] > variable.dtype.max:
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
         assign(self.current_loss_scale, self.in_range(value))

@@ -56,9 +56,9 @@ class Variables(tf.Module):
         Returns:
             A non-trainable variable.
         """
-        key = (None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()), name
-        made = self._weights.get(key)
-        if made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made)):
+        key = _graph_of_variables(), name
+        if self._is_missing(name):
+            made = self._weights.get(key)
             with tf.init_scope():
                 value = initial_value if made is None else made.numpy()
                 variable = _variable(name, value, dtype, tracked, aggregation)
@@ -73,9 +73,8 @@ class Variables(tf.Module):
 
     def _is_missing(self, name: str) -> bool:
         """Return whether the variable does not exist yet, or has no copies for the replicas."""
-        graph = None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()
-        made = self._weights.get((graph, name))
-        return made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made))
+        made = self._weights.get((_graph_of_variables(), name))
+        return made is None or replicas.is_missing_copies(made)
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -91,7 +90,7 @@ class Variables(tf.Module):
         return {name: made[name] for name in self._tracked_names if name in made}
 
     def _all(self) -> dict[str, tf.Variable]:
-        graph = None if tf.compat.v1.executing_eagerly_outside_functions() else _legacy_graph()
+        graph = _graph_of_variables()
         return {name: variable for (where, name), variable in self._weights.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
@@ -227,8 +226,10 @@ def as_number(variable: Any) -> Any:
     return tf.convert_to_tensor(variable).numpy().item()
 
 
-def _legacy_graph() -> Any:
-    """Return the TF1 graph that is being built, not the graph of a branch or loop inside it."""
+def _graph_of_variables() -> Any:
+    """Return the TF1 graph being built, not the graph of a branch or loop in it. Without a TF1 graph, return None."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
     graph: Any = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph

@@ -129,6 +129,14 @@ class Family(abc.ABC):
         del variable
         return False
 
+    def unless_overwritten(
+        self, change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any]
+    ) -> list[Any]:
+        """Apply `change` to gradients and variables. Gradients that overwrite their variables stay as they are."""
+        overwritten = [self.overwrites(variable) for variable in variables]
+        changed = change([None if new else g for g, new in zip(gradients, overwritten)], variables)
+        return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
+
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         """Divide gradients by the factor that the loss was multiplied by.
 
@@ -166,11 +174,12 @@ class Family(abc.ABC):
 
     def takes(self, keyword: str) -> bool:
         """Return whether `apply` accepts a keyword argument, which a family may pass on to the optimizer."""
-        if keyword in inspect.signature(type(self).apply).parameters:
-            return True
+        own, passes_on = _keywords(type(self).apply)
+        if keyword in own or not passes_on:
+            return keyword in own
         method = getattr(self.inner, "apply_gradients", None)
-        passes_on = _takes(type(self).apply, keyword)
-        return passes_on and method is not None and _takes(getattr(method, "__func__", method), keyword)
+        named, any_other = ((), False) if method is None else _keywords(getattr(method, "__func__", method))
+        return keyword in named or any_other
 
     def count_skipped_step(self) -> Any:
         """Increment the optimizer's step count after a skipped step."""
@@ -326,9 +335,10 @@ def _counts_its_steps(inner: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _takes(function: Callable[..., Any], keyword: str) -> bool:
+def _keywords(function: Callable[..., Any]) -> tuple[Collection[str], bool]:
+    """Return the names of a function's parameters, and whether it also accepts other keyword arguments."""
     parameters = inspect.signature(function).parameters
-    return keyword in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return tuple(parameters), any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def _without_config(name: str) -> NotImplementedError:

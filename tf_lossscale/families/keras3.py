@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -106,26 +106,17 @@ class Family(family.Family):
         return super().reduces_itself(variables) or any(map(self.overwrites, variables))
 
     def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        return self._unless_overwritten(super().reduce, gradients, variables)
+        return self.unless_overwritten(super().reduce, gradients, variables)
 
     def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         if variables is None:
             return super().unscale(gradients, factor)
         unscale = super().unscale
-        return self._unless_overwritten(lambda given, _: unscale(given, factor), gradients, variables)
+        return self.unless_overwritten(lambda given, _: unscale(given, factor), gradients, variables)
 
     def overwrites(self, variable: Any) -> bool:
         # Keras's float8 layers return the new values of their quantization scales as gradients.
         return getattr(variable, "overwrite_with_gradient", False)
-
-    def _unless_overwritten(
-        self, change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any]
-    ) -> list[Any]:
-        """Apply `change` to all gradients, except those that Keras assigns to their variables
-        (`overwrite_with_gradient`)."""
-        overwritten = [self.overwrites(variable) for variable in variables]
-        changed = change([None if new else g for g, new in zip(gradients, overwritten)], variables)
-        return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> None:
         if self.inner.loss_scale_factor is not None:

@@ -120,7 +120,7 @@ def missing_names_reported(what: str) -> Iterator[None]:
     ...     math.tau3 = math.tau2 * 2
 
     Args:
-        what: what is left as it is, for the warning.
+        what: the name of the module or attribute, for the warning.
     """
     try:
         yield

@@ -17,6 +17,7 @@ from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.legacy.tensor_like import TensorLike
+from tf_lossscale.wrapper.arguments import decision_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ class LossScale(TensorLike, core.LossScale, abc.ABC):
     # A step calls `check`, then `move`. The old `update` method does both.
 
     def check(self, gradients: list[Gradient]) -> tf.Tensor:
-        update, apply = self.update(gradients)
-        with tf.control_dependencies(operations(update)):
-            return tf.identity(tf.convert_to_tensor(apply))
+        return decision_of(self.update(gradients))
 
     def move(self, applied: tf.Tensor) -> Any:
         """Return an operation that does nothing, because `check` has changed the scale."""

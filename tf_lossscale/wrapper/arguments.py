@@ -141,9 +141,21 @@ class _Adopted(LossScale):
         return tf.convert_to_tensor(self.loss_scale())
 
     def check(self, gradients: list[Any]) -> tf.Tensor:
-        update, apply = self.loss_scale.update(gradients)
-        with tf.control_dependencies(operations(update)):
-            return tf.identity(tf.convert_to_tensor(apply))
+        return decision_of(self.loss_scale.update(gradients))
+
+
+def decision_of(updated: tuple[Any, Any]) -> tf.Tensor:
+    """Return whether to apply a step, after an old loss scale has changed.
+
+    >>> bool(decision_of((None, True)))
+    True
+
+    Args:
+        updated: the result of the old loss scale's `update`: an operation (None in eager mode), and whether to apply.
+    """
+    update, apply = updated
+    with tf.control_dependencies(operations(update)):
+        return tf.identity(tf.convert_to_tensor(apply))
 
 
 def refuse_old_names(kwargs: dict[str, Any]) -> None:

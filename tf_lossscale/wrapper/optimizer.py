@@ -241,10 +241,14 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
     def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         gradients, variables = unzip(grads_and_vars)
         if self._contract.decide(gradients, self._loss_scale).scaled:
-            kept = [g if self._family.overwrites(v) else None for g, v in zip(gradients, variables)]
-            unscaled = self.get_unscaled_gradients([g if new is None else None for g, new in zip(gradients, kept)])
-            gradients = [g if new is None else new for g, new in zip(unscaled, kept)]
+            gradients = self._unscaled(gradients, variables)
         return list(zip(gradients, variables))
+
+    def _unscaled(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        # A gradient that is a variable's new value does not depend on the scale.
+        return self._family.unless_overwritten(
+            lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
+        )
 
     def _init_base(self) -> None:
         """Set the attributes that base classes from the inner optimizer's library need."""
@@ -659,10 +663,8 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             variables = as_list(var_list()) if callable(var_list) else var_list
             scaled_loss = self.get_scaled_loss(loss)
         pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
-        # A gradient that is a variable's new value does not depend on the scale.
-        kept = [g if self._family.overwrites(v) else None for g, v in pairs]
-        unscaled = self.get_unscaled_gradients([None if new is not None else g for new, (g, _) in zip(kept, pairs)])
-        return [(divided if new is None else new, v) for new, divided, (_, v) in zip(kept, unscaled, pairs)]
+        variables = [variable for _, variable in pairs]
+        return list(zip(self._unscaled([gradient for gradient, _ in pairs], variables), variables))
 
     @do_not_convert
     def minimize(
@@ -950,7 +952,7 @@ def _obstacle(gradients: list[Any], variables: list[Any]) -> str | None:
         return "a TF1 graph cannot call a compiled function"
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         return "a gradient is sparse, and may have a different number of rows in each step"
-    if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+    if replicas.several_replicas():
         return "there are several replicas. Put jit_compile=True on the function that is given to strategy.run"
     devices = {getattr(variable, "device", "") for variable in variables} - {""}
     return "the variables are on several devices" if len(devices) > 1 else None

@@ -1,4 +1,4 @@
-"""Where each Keras library keeps an optimizer's slots, step count and learning rate, for restoring into it."""
+"""Access to the slots, step count and learning rate of each Keras library's optimizers, to restore checkpoints."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ class _Keras3(Target):
         return int(self.inner._get_variable_index(variable))
 
     def set_iterations(self, value: int) -> None:
-        # With gradient accumulation, `_iterations` counts micro-steps, whereas `iterations` counts complete steps.
-        self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
+        registry.family_of(self.inner).set_iterations(value)
 
 
 class _Legacy(Target):

@@ -196,7 +196,7 @@ class Rules:
             return True
         is_default = source.is_builtin(call.func, "getattr")
         if decision == LEGACY or (row and row.role == table.STABLE and not is_default):
-            # The module still has this name, so the call stays as it is.
+            # The module still has this name, so the call need not change.
             return True
         owner, _, short = new.rpartition(".")
         if owner != table.KERAS:
