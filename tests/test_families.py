@@ -284,6 +284,22 @@ print(weight.numpy(), tf.keras.mixed_precision.LossScaleOptimizer.__module__.spl
     assert done.stdout.split() == ["0.5", "tf_lossscale"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tf.keras.optimizers", "tf_keras.mixed_precision"])
+def test_our_class_may_take_the_place_of_a_librarys_own_before_the_first_wrapper_is_made(name):
+    code = f"""
+import tensorflow as tf, tf_keras, tf_lossscale
+{name}.LossScaleOptimizer = tf_lossscale.LossScaleOptimizer
+for library in (tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy):
+    weight = tf.Variable(1.0)
+    {name}.LossScaleOptimizer(library.SGD(0.5)).minimize(lambda: 1.0 * weight, [weight])
+    print(weight.numpy())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["0.5"] * 3
+
+
 def test_variational_sgd_of_tensorflow_probability_takes_the_same_steps_as_without_and_skips():
     tfp = pytest.importorskip("tensorflow_probability")
     weights = []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import numerics
+from tests import numerics, strategies
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -265,3 +265,15 @@ def test_swap_ema_weights_works_with_the_wrapper():
     callback = tf.keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     model.fit(*data(), epochs=2, verbose=0, callbacks=[callback], validation_data=data(8))
     assert float(model.evaluate(*data(8), verbose=0)) < 100
+
+
+def test_keras_3s_accumulation_on_several_replicas_is_an_error_before_the_step():
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        keras = KERAS3.keras
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)), "mse")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="do not support `gradient_accumulation_steps` on several replicas"):
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=4)
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])

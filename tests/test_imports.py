@@ -25,6 +25,7 @@ ORDER = [
     ("diagnosis.exponents", "diagnosis.overflow"),
     ("wrapper.contract", "wrapper.arguments", "wrapper.stall"),
     ("wrapper.grads_and_vars",),
+    ("model_state",),
     ("families.family",),
     ("families.registry",),
     ("wrapper.hyperparameters",),

@@ -24,6 +24,7 @@ _HOMES = {
     "Rules": "tf_lossscale.core.rules",
     "SharedLossScale": "tf_lossscale.core.shared",
     "install": "tf_lossscale.legacy.install",
+    "keep_state": "tf_lossscale.model_state",
     "register_family": "tf_lossscale.families.register",
     "wrap_in_compile": "tf_lossscale.legacy.install",
 }
@@ -42,6 +43,7 @@ __all__ = [
     "SharedLossScale",
     "__version__",
     "install",
+    "keep_state",
     "register_family",
     "wrap_in_compile",
 ]
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from tf_lossscale.families.family import Family
     from tf_lossscale.families.register import register_family
     from tf_lossscale.legacy.install import install, wrap_in_compile
+    from tf_lossscale.model_state import keep_state
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 

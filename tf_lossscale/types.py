@@ -81,7 +81,7 @@ class _Scale(TypedDict):
 
 
 class State(_Scale, total=False):
-    """The state of a loss scale as plain numbers. A fixed scale has only `loss_scale`.
+    """The state of a loss scale as plain numbers. If no step can be skipped, it has only `loss_scale`.
 
     >>> State(loss_scale=8.0)
     {'loss_scale': 8.0}

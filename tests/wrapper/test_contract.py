@@ -891,3 +891,85 @@ def test_an_abandoned_loss_does_not_contradict_a_traced_update_of_either_kind():
         update(tf.constant(1024.0))
     rate = (2.0 - weight.numpy()) / 2
     assert rate > 0 and optimizer.loss_scale.numpy() == 1024.0
+
+
+@pytest.mark.parametrize("change", [lambda g: tf.clip_by_norm(g, 10.0), lambda g: g * 0.5, tf.identity])
+def test_in_a_function_a_gradient_is_not_unscaled_again_after_an_operation(change):
+    weight, optimizer = setup(FAMILIES[-1])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled_loss = optimizer.get_scaled_loss(0.25 * weight)
+        (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(scaled_loss, weight)])
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([change(gradient)]), [weight]))
+
+    with pytest.raises(RuntimeError, match="already unscaled"):
+        step()
+    assert weight.numpy() == 2.0
+
+
+@pytest.mark.parametrize("change", [lambda loss: loss * 1.0, lambda loss: loss + 0.5, tf.reduce_mean])
+def test_in_a_function_a_loss_is_not_scaled_again_after_an_operation(change):
+    weight, optimizer = setup(FAMILIES[-1])
+
+    @tf.function
+    def step():
+        return optimizer.get_scaled_loss(change(optimizer.get_scaled_loss(0.25 * weight)))
+
+    with pytest.raises(RuntimeError, match="scaled already"):
+        step()
+
+
+def two_unscaled_parts(optimizer, weight):
+    with tf.GradientTape(persistent=True) as tape:
+        loss = optimizer.get_scaled_loss(0.25 * weight)
+    (first,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+    (second,) = optimizer.get_unscaled_gradients([1.0 * tape.gradient(loss, weight)])
+    return first + second  # 0.5
+
+
+def penalty(optimizer, weight):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner_tape:
+            loss = optimizer.get_scaled_loss(weight**2)
+        (inner,) = optimizer.get_unscaled_gradients([inner_tape.gradient(loss, weight)])
+        loss = optimizer.get_scaled_loss(0.125 * (inner + weight * inner))
+    (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
+    return gradient  # 0.125 * (2 + 4 * 2) at 2
+
+
+def normalized(optimizer, weight):
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(0.25 * weight)
+    scaled = tape.gradient(loss, weight)
+    (unscaled,) = optimizer.get_unscaled_gradients([scaled])
+    (gradient,) = optimizer.get_unscaled_gradients([scaled / tf.abs(unscaled)])
+    return gradient  # 1
+
+
+def in_a_loop(optimizer, weight):
+    total = tf.constant(0.0)
+    for _ in tf.range(3):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(0.25 * weight)
+        total += optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])[0]
+    return total  # 0.75
+
+
+@pytest.mark.parametrize(
+    ("program", "gradient"), [(two_unscaled_parts, 0.5), (penalty, 1.25), (normalized, 1.0), (in_a_loop, 0.75)]
+)
+def test_in_a_function_a_scaled_gradient_may_depend_on_unscaled_ones(program, gradient):
+    weight, optimizer = setup(FAMILIES[-1])
+    step = tf.function(lambda: optimizer.apply_gradients([(program(optimizer, weight), weight)]))
+    step()
+    assert weight.numpy() == 2.0 - 0.5 * gradient
+
+
+def test_a_wrapper_that_only_skips_steps_needs_no_scaled_loss(warnings):
+    inner, weight = FAMILIES[-1].sgd(), tf.Variable(2.0)
+    optimizer = LossScaleOptimizer(inner, dynamic=False, initial_scale=1, skip_nonfinite=True)
+    for gradient in (np.nan, 1.0):
+        optimizer.apply_gradients([(tf.constant(gradient), weight)])
+    assert (weight.numpy(), warnings) == (1.5, [])

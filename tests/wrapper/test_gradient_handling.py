@@ -215,3 +215,14 @@ def test_an_iterator_of_variables_is_trained(family, iterator):
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
     optimizer.minimize(lambda: variables[0] + 2.0 * variables[1], iterator(variables))
     assert [variable.numpy() for variable in variables] == [0.5, 0.0]
+
+
+@families
+def test_a_float16_variable_is_named_once(family, caplog):
+    optimizer = LossScaleOptimizer(family.sgd())
+    weight = tf.Variable(tf.ones([2], tf.float16), name="embedding")
+    for _ in range(2):
+        optimizer.minimize(lambda: tf.reduce_sum(tf.cast(weight, tf.float32)), [weight])
+    said = [record.getMessage() for record in caplog.records if "float16" in record.getMessage()]
+    assert len(said) == 1
+    assert "embedding is float16" in said[0] and "mixed_float16" in said[0]

@@ -102,19 +102,6 @@ def test_a_rule_sees_sparse_gradients_and_missing_ones_and_runs_once_in_a_step(f
     assert weight.numpy() == 0.0
 
 
-def test_a_rule_of_ones_own_is_saved_with_the_optimizer(tmp_path):
-    def made():
-        return LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=SkipsLargeNorms())
-
-    weight, first = tf.Variable(1.0), made()
-    first.minimize(lambda: 3.0 * weight, [weight])
-    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "ckpt"))
-    second = made()
-    second.build([weight])
-    tf.train.Checkpoint(optimizer=second).read(path).assert_existing_objects_matched()
-    assert float(second._loss_scale.checked) == 3.0
-
-
 def test_a_check_sees_a_nan_of_the_second_replica_though_the_caller_has_summed():
     class NotesNorm(tf_lossscale.DynamicLossScale):
         def __init__(self):
@@ -181,71 +168,3 @@ def test_a_rule_that_cannot_create_its_variables_leaves_the_inner_optimizer_unch
         LossScaleOptimizer(inner, loss_scale=Broken())
     assert vars(inner) == before
     LossScaleOptimizer(inner)
-
-
-class Quartered(tf_lossscale.LossScale):
-    """A rule with no attribute that nobody asked for; its variable hides a method."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = tf.Variable(64.0, trainable=False)
-
-    def __call__(self):
-        return self.scale.read_value()
-
-    def move(self, applied):
-        return self.scale.assign(tf.where(applied, self.scale, self.scale / 4.0))
-
-
-class Seen(tf_lossscale.DynamicLossScale):
-    """A rule with a variable of its own; its move returns nothing."""
-
-    def __init__(self):
-        super().__init__(64.0)
-        self.seen = tf.Variable(0.0, trainable=False)
-
-    def move(self, applied):
-        super().move(applied)
-        self.seen.assign_add(1.0)
-
-
-@pytest.mark.parametrize("rule", [Quartered, Seen])
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_a_rule_of_ones_own_is_called_and_its_variables_are_saved(rule, suffix, tmp_path):
-    keras = tf.keras
-
-    def model():
-        made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
-        made.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5), loss_scale=rule()), "mse")
-        return made
-
-    first, second = model(), model()
-    first.fit(np.full((2, 1), np.inf), np.ones((2, 1)), batch_size=1)
-    scale = first.optimizer._loss_scale
-    assert float(first.optimizer.loss_scale) == {"Quartered": 4.0, "Seen": 16.0}[rule.__name__]
-    assert rule.__name__ in repr(first.optimizer) or first.optimizer.dynamic
-    own = scale.scale if rule is Quartered else scale.seen
-    assert any(each is own for each in first.optimizer.variables)
-    path = tmp_path / f"model{suffix}"
-    if suffix == ".keras":
-        first.save(path)
-        return
-    first.save_weights(path)
-    second.optimizer.build(second.trainable_variables)
-    second.load_weights(path)
-    restored = second.optimizer._loss_scale
-    assert float(restored.scale if rule is Quartered else restored.seen) == float(own)
-
-
-def test_a_stall_of_a_rule_of_ones_own_is_reported():
-    class Never(tf_lossscale.DynamicLossScale):
-        def check(self, gradients):
-            return tf.constant(False)
-
-    optimizer, weight = (
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=Never(), on_stall="raise"),
-        tf.Variable(1.0),
-    )
-    with pytest.raises(FloatingPointError, match="The last 100 steps were all skipped"):
-        for _ in range(100):
-            optimizer.minimize(lambda: 1.0 * weight, [weight])

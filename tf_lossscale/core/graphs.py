@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -120,3 +120,26 @@ def optimization_barrier(tensor: tf.Tensor, for_xla: bool = False) -> tf.Tensor:
         # TensorFlow has no public operation that XLA leaves unchanged.
         return gen_xla_ops.xla_optimization_barrier([tensor])[0]
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
+
+
+def ancestors(tensor: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
+    """Iterate over a tensor and the tensors that it was computed from, in the graph that contains it.
+
+    >>> with tf.Graph().as_default():
+    ...     product = tf.constant(2.0, name="two") * tf.constant(3.0, name="three")
+    ...     print([each.op.name for each in ancestors(product, lambda tensor: True)])
+    ['mul', 'three', 'two']
+
+    Args:
+        tensor: a tensor or IndexedSlices. An eager tensor has no known ancestors.
+        passes: a function that returns whether to go on to the inputs of a tensor's operation.
+    """
+    to_visit, seen = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor], set()
+    while to_visit:
+        each = to_visit.pop()
+        if id(each) in seen or not isinstance(getattr(each, "graph", None), tf.Graph):
+            continue
+        seen.add(id(each))
+        yield each
+        if passes(each):
+            to_visit.extend(each.op.inputs)

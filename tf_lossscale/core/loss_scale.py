@@ -324,7 +324,7 @@ class LossScale(Variables):
         8.0
 
         Returns:
-            A dict with `loss_scale` (float). That of a dynamic scale also has the counts, as ints.
+            A dict with `loss_scale` (float). It also has the counts of steps, as ints, if a step can be skipped.
         """
         return self._state(as_number)
 
@@ -341,16 +341,36 @@ class LossScale(Variables):
         """
         self._set_state(state, lambda variable, value: variable.assign(value))
 
+    def _counts(self) -> dict[str, Any]:
+        """Map the names of the counts in the state to their variables, or to None."""
+        names = ("skipped_steps", "skipped_in_a_row", "total_steps")
+        return {name: getattr(self, name) for name in names} if self.may_skip else {}
+
     def _state(self, read: Callable[[Any], Any]) -> Any:
-        return {"loss_scale": read(self())}
+        counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counts().items()}
+        return {"loss_scale": read(self()), **counts}
 
     def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
-        _require_keys(state, {"loss_scale"}, {"loss_scale"})
-        value, now = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned."), self()
-        if value != as_number(now):
+        variables, remedy = self._counts(), "Pass what state() returned."
+        _require_keys(state, {"loss_scale", "dynamic_counter"} & {"loss_scale", *variables}, {"loss_scale", *variables})
+        scale = errors.positive_number("loss_scale", state["loss_scale"], remedy)
+        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in variables}
+        for name, variable in variables.items():
+            # The loss scale managers of tf.contrib count in int32 variables; all other loss scales count in int64.
+            if variable is not None and counts[name] > variable.dtype.max:
+                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
+        self._set_scale(scale, assign)
+        for name, variable in variables.items():
+            if variable is not None:
+                assign(variable, counts[name])
+
+    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
+        """Set the current scale, or raise an error if it is not a variable and differs."""
+        now = as_number(self())
+        if np.float32(scale) != np.float32(now):
             raise ValueError(
-                f"A {type(self).__name__} determines its scale itself, which is {as_number(now):g} now, but `state` "
-                f"has the loss scale {value!r}. Set the variables of the {type(self).__name__}."
+                f"A {type(self).__name__} determines its scale itself, which is {now:g} now, but `state` has the loss "
+                f"scale {scale!r}. Set the variables of the {type(self).__name__}."
             )
 
 
@@ -378,23 +398,11 @@ class FixedLossScale(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.constant(self.initial_scale, tf.float32)
 
-    def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
-        _require_keys(state, {"loss_scale"}, {"loss_scale"})
-        value = errors.positive_number("loss_scale", state["loss_scale"], "Pass what state() returned.")
-        if np.float32(value) != np.float32(self.initial_scale):
+    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
+        if np.float32(scale) != np.float32(self.initial_scale):
             raise ValueError(
-                f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {value!r}."
+                f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {scale!r}."
             )
-
-
-#: Maps the counts in the state of a dynamic scale to its variables.
-COUNTS = {
-    "dynamic_counter": "good_steps",
-    "bad_steps": "bad_steps",
-    "skipped_steps": "skipped_steps",
-    "skipped_in_a_row": "skipped_in_a_row",
-    "total_steps": "total_steps",
-}
 
 
 class DynamicLossScale(LossScale):
@@ -479,25 +487,11 @@ class DynamicLossScale(LossScale):
             assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
         return assigned
 
-    def _state(self, read: Callable[[Any], Any]) -> Any:
-        variables = {name: getattr(self, attribute) for name, attribute in COUNTS.items()}
-        counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in variables.items()}
-        return {**super()._state(read), **counts}
+    def _counts(self) -> dict[str, Any]:
+        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counts()}
 
-    def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
-        _require_keys(state, {"loss_scale", "dynamic_counter"}, {"loss_scale", *COUNTS})
-        remedy = "Pass what state() returned."
-        value = errors.positive_number("loss_scale", state["loss_scale"], remedy)
-        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in COUNTS}
-        variables = {name: getattr(self, attribute) for name, attribute in COUNTS.items()}
-        for name, variable in variables.items():
-            # The loss scale managers of tf.contrib count in int32 variables; all other loss scales count in int64.
-            if variable is not None and counts[name] > variable.dtype.max:
-                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
-        assign(self.current_loss_scale, self.in_range(value))
-        for name, variable in variables.items():
-            if variable is not None:
-                assign(variable, counts[name])
+    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
+        assign(self.current_loss_scale, self.in_range(scale))
 
     def in_range(self, loaded: float) -> float:
         """Return a loaded scale, clipped to the range of the rules. Log a warning if it is outside of the range.

@@ -215,15 +215,15 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def as_number(variable: Any) -> Any:
-    """Return a variable's value as a Python number, in eager mode.
+    """Return a variable's value as a Python number, or as a list of numbers, in eager mode.
 
     >>> as_number(tf.Variable(3))
     3
 
     Args:
-        variable: a scalar variable or tensor.
+        variable: a variable or tensor.
     """
-    return tf.convert_to_tensor(variable).numpy().item()
+    return tf.convert_to_tensor(variable).numpy().tolist()
 
 
 def _graph_of_variables() -> Any:

@@ -10,9 +10,12 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
+from tf_lossscale.core.gradients import all_finite
 from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.diagnosis.report import FINITE, LOWEST
 from tf_lossscale.libraries import optional
+from tf_lossscale.model_state import state_of
+from tf_lossscale.wrapper.grads_and_vars import names_of, tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.readings import value_of
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
@@ -95,7 +98,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             )
         self._tensors: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
-        self._warned = False
+        self._warned = self._warned_of_state = False
         # The number of steps, and of skipped steps, at the previous check of `max_skipped`.
         self._checked = self._steps(), self._value("skipped_steps")
 
@@ -130,6 +133,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         if self._writer is not None:
             self._write({**self._read, **{name: logs[name] for name in ("loss",) if name in logs}})
         self._warn()
+        self._warn_of_state()
 
     def _write(self, values: dict[str, Any]) -> None:
         optimizer, step = self._watched, self._steps()
@@ -163,6 +167,25 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
                 *(100 * fraction, new, 100 * self.max_skipped, self._read["loss_scale"], WHAT_TO_TRY),
             )
         self._warned = fraction > self.max_skipped
+
+    def _warn_of_state(self) -> None:
+        """Warn once if skipped steps have left infinity or NaN in variables that the optimizer does not train."""
+        if self._warned_of_state or not self._read["skipped_steps"] or not tf.executing_eagerly():
+            return
+        state = state_of(self.model)
+        names = [
+            name
+            for name, variable in zip(names_of(state), tensors_of(state))
+            if variable.dtype.is_floating and not all_finite([variable.read_value()])
+        ]
+        self._warned_of_state = bool(names)
+        if names:
+            logging.warning(
+                "Skipped steps have made %s infinite or NaN, and with them every prediction of the model. The "
+                "optimizer does not train these variables; the forward pass writes them. To restore them whenever a "
+                "step is skipped: model.train_step = tf_lossscale.keep_state(model)(model.train_step).",
+                ", ".join(names),
+            )
 
     def _steps(self) -> int:
         scale = self._watched._loss_scale

@@ -61,7 +61,7 @@ class OverflowReport(tuple[Overflow, ...]):
 class Diagnosis(Variables):
     """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
-    In an applied step, only the norm of the gradients is computed. In a skipped step, each gradient is also checked.
+    In an applied step with a finite norm, nothing else is computed. Otherwise each gradient is also checked.
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
@@ -108,14 +108,15 @@ class Diagnosis(Variables):
             The operations that a session has to run in a TF1 graph.
         """
         self.prepare(names)
-        step = value_or_zero(self.steps) + 1
-        assigned = [self.steps.assign(step), self.gradient_norm.assign(global_norm(gradients))]
+        step, norm = value_or_zero(self.steps) + 1, global_norm(gradients)
+        assigned = [self.steps.assign(step), self.gradient_norm.assign(norm)]
         table = self._table(names)
 
         def note() -> Any:
             return table.assign(_after(value_or_zero(table), checked, step))
 
-        return assigned + unless(applied, note)
+        # A user-defined `check` may apply a step although a gradient is not finite.
+        return assigned + unless(tf.logical_and(applied, tf.math.is_finite(norm)), note)
 
     def counts(self) -> dict[str, np.ndarray]:
         """Return a dict that maps variable names to [bad steps, last bad step, steps with infinity, steps with NaN].

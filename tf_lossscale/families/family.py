@@ -83,14 +83,23 @@ class Family(abc.ABC):
         previous step.
         """
 
-    def ensure_built(self, variables: list[Variable]) -> None:
-        """Call `build`. In eager mode without a strategy, skip the call if the variables are the same as last time."""
+    def ensure_built(self, variables: list[Variable]) -> bool:
+        """Call `build`, except in eager mode without a strategy if the variables are the same as last time.
+
+        Return whether `build` was called.
+        """
         remembers = tf.executing_eagerly() and not tf.distribute.has_strategy()
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
-            return
+            return False
+        if self.writes_variables_directly and replicas.several_replicas():
+            _require_copies(self.inner)
         self.build(variables)
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
+        return True
+
+    #: Whether `apply` writes the optimizer's variables without a merge call. If so, each replica needs a copy of them.
+    writes_variables_directly = True
 
     @property
     def is_built(self) -> bool:
@@ -237,6 +246,9 @@ class Family(abc.ABC):
 
     # Configs and copies. ----------------------------------------------------------------------------------------
 
+    #: The library's module with `get_registered_name` and `get_registered_object`, which find registered classes.
+    saving: Any = None
+
     def config(self) -> Any:
         """Return the optimizer's config."""
         raise _without_config(type(self.inner).__name__)
@@ -328,6 +340,19 @@ def require_answers(family: type, missing: Collection[str], optimizers: str) -> 
             f"{family.__name__} must define {' and '.join(f'{name}()' for name in sorted(missing))} for "
             f"{optimizers}. See the documentation of tf_lossscale.Family."
         )
+
+
+def _require_copies(inner: Any) -> None:
+    """Raise an error if the optimizer has variables without a copy for each replica, which would all write them."""
+    holder = tf.Module()
+    holder.attributes = dict(getattr(inner, "__dict__", {}))
+    for variable in holder.variables:
+        if replicas.strategy_of(variable) is None:
+            raise ValueError(
+                f"The variable {variable.name} of the inner {type(inner).__name__} was created outside of "
+                "strategy.scope(), so every replica would update it once in each step. Create the optimizer in "
+                "strategy.scope()."
+            )
 
 
 def _counts_its_steps(inner: Any) -> bool:

@@ -18,11 +18,14 @@ from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
 keras: Any = keras_versions.keras_3()
+_OwnWrapper: Any = keras_versions.own_class(keras.optimizers.Optimizer, "LossScaleOptimizer")
 
 
 class Family(family.Family):
     """The adapter for Keras 3's optimizers."""
 
+    writes_variables_directly = False
+    saving = keras.saving
     options = tuple(options_lib.DEFAULTS)
     delegated = (
         *(name for name in options if name not in ("name", "loss_scale_factor")),
@@ -76,6 +79,13 @@ class Family(family.Family):
         _sum_once(self.inner)
 
     def build(self, variables: list[Any]) -> None:
+        if replicas.uses_merge_call() and any(each.gradient_accumulation_steps for each in _with_parts(self.inner)):
+            raise ValueError(
+                "Keras 3's optimizers do not support `gradient_accumulation_steps` on several replicas, with or "
+                "without a LossScaleOptimizer. Use larger batches, or add up the gradients in variables of your "
+                "own and call apply_gradients() only in every n-th step."
+            )
+
         def build() -> None:
             with tf.init_scope(), keras.name_scope(self.scope):
                 _move_under_strategy(self.inner, variables)
@@ -199,7 +209,7 @@ class Family(family.Family):
 class LossScaleOptimizer(
     optimizer.LossScaleOptimizer,
     tf.__internal__.tracking.DelegatingTrackableMixin,
-    keras.optimizers.LossScaleOptimizer,
+    _OwnWrapper,
 ):
     """The wrapper around a Keras 3 optimizer.
 

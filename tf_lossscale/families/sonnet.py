@@ -16,6 +16,7 @@ from tf_lossscale.wrapper import optimizer
 class Family(family.Family):
     """The adapter for Sonnet 2's optimizers."""
 
+    writes_variables_directly = False
     options = ()
     delegated = ("step",)
     sums_over_replicas = False

@@ -18,6 +18,7 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 class Family(family.Family):
     """The adapter for the optimizers in `tf.compat.v1.train`."""
 
+    writes_variables_directly = False
     options = ()
     slots_need_gradients = True
     returns_operations = True

@@ -19,11 +19,17 @@ from tf_lossscale.wrapper.arguments import CLIPS
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
+# The class that tf_keras publishes as `mixed_precision.LossScaleOptimizer`. It is the last base class of the wrapper
+# that tf_keras itself uses.
+_OwnWrapper: Any = keras_versions.own_class(tf_keras.optimizers.Optimizer, "LossScaleOptimizerV3")
+_BaseLossScaleOptimizer: Any = _OwnWrapper.__bases__[-1]
 
 
 class Family(family.Family):
     """The adapter for `tf_keras.optimizers`."""
 
+    writes_variables_directly = False
+    saving = tf_keras.saving
     options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
     # The wrapper delegates `name`, because tf_keras includes the name in the warning that it logs if a saved file does
     # not fit the optimizer.
@@ -149,7 +155,7 @@ class LossScaleOptimizer(
     optimizer.LossScaleOptimizer,
     tf.__internal__.tracking.DelegatingTrackableMixin,
     tf_keras.optimizers.Optimizer,
-    tf_keras.mixed_precision.LossScaleOptimizer,
+    _BaseLossScaleOptimizer,
 ):
     """The wrapper around an optimizer from `tf_keras.optimizers`."""
 

@@ -20,12 +20,10 @@ from tf_lossscale.wrapper.hyperparameters import of_inner
 tf_keras: Any = keras_versions.keras_2()
 
 _Optimizer = tf_keras.optimizers.legacy.Optimizer
-# Keras 2's own loss scale wrapper for legacy optimizers. In graph mode, `compile` checks for this class. The class
-# itself has no public name, but its base class has one, so the class is looked up among the base class's subclasses. It
-# cannot be taken from an instance, because creating an instance fails in the scope of a ParameterServerStrategy.
-_Wrapper: Any = next(
-    each for each in tf_keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(each, _Optimizer)
-)
+# Keras 2's own loss scale wrapper for legacy optimizers. In graph mode, `compile` checks for this class, which has no
+# public name. It cannot be taken from an instance, because creating an instance fails in the scope of a
+# ParameterServerStrategy.
+_Wrapper: Any = keras_versions.own_class(_Optimizer, "LossScaleOptimizer")
 _USUAL_AGGREGATOR = tf_keras.optimizers.legacy.SGD().gradient_aggregator
 # Strategies under which legacy optimizers reject the `experimental_aggregate_gradients=False` argument.
 _ALWAYS_AGGREGATING = (
@@ -39,6 +37,8 @@ variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 class Family(family.Family):
     """The adapter for `tf_keras.optimizers.legacy`."""
 
+    writes_variables_directly = False
+    saving = tf_keras.saving
     takes_empty_steps = True
     returns_operations = True
     slots_need_gradients = True

@@ -57,6 +57,24 @@ def keras_3(module: str = "") -> Any:
     return functools.reduce(_submodule, filter(None, module.split(".")), _replaced())
 
 
+def own_class(base: type, name: str) -> Any:
+    """Return a class of a library, even if the program has put a different class under the class's public name.
+
+    >>> own_class(keras_3().optimizers.Optimizer, "LossScaleOptimizer").__module__.partition(".")[0]
+    'keras'
+
+    Args:
+        base: a class of the library, from which the class derives directly.
+        name: the name of the class.
+    """
+    package = base.__module__.partition(".")[0]
+    each: Any
+    for each in base.__subclasses__():
+        if each.__name__ == name and each.__module__.partition(".")[0] == package:
+            return each
+    raise ImportError(f"{base.__module__} has no class {name}, which this version of tf_lossscale needs.")
+
+
 def _is_replaced() -> bool:
     """Return whether the program has stored a different package as `sys.modules["keras"]`, for example tf_keras."""
     return getattr(sys.modules.get("keras"), "__name__", "keras") != "keras"

@@ -33,6 +33,8 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import ancestors
+from tf_lossscale.core.loss_scale import FixedLossScale
 
 _MARK = "_marked_by_tf_lossscale"
 _FACTORS = "_factors_of_tf_lossscale"
@@ -193,15 +195,17 @@ class Contract:
         Raises:
             RuntimeError: `get_unscaled_gradients` returned a gradient, or `scale_inside` has unscaled it.
         """
-        marks = [is_marked(gradient, loss_scale) for gradient in gradients if gradient is not None]
-        if False in marks:
-            raise RuntimeError(
-                "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
-                "it. Unscale each gradient only once. minimize(), compute_gradients() and get_gradients() call "
-                "get_unscaled_gradients() themselves."
-            )
+        present = [gradient for gradient in gradients if gradient is not None]
+        marks = [is_marked(gradient, loss_scale) for gradient in present]
         with self._lock:
             call = self._calls.get(weakref.ref(_places()[0]), {}).get(threading.current_thread())
+        factor = call.factor() if call is not None and call.method == "get_unscaled_gradients" else None
+        if False in marks or any(_was_unscaled(gradient, loss_scale, factor) for gradient in present):
+            raise RuntimeError(
+                "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
+                "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
+                "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
+            )
         if call is not None and call.method == "inside" and not call.followed_in and not (marks and all(marks)):
             raise RuntimeError(
                 "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
@@ -237,8 +241,9 @@ class Contract:
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         needed = ("get_scaled_loss", "get_unscaled_gradients")
         called = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
-        by_another = marks == {_Mark(False, False)}
-        if "scale_loss" not in self._ever and not called.issuperset(needed) and not by_another:
+        # An optimizer that another loss scale has served, or a wrapper that only skips steps, needs no calls.
+        needs_none = marks == {_Mark(False, False)} or _is_always_one(loss_scale)
+        if "scale_loss" not in self._ever and not called.issuperset(needed) and not needs_none:
             forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in called)
             self._warn(
                 f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
@@ -440,11 +445,65 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
     Raises:
         RuntimeError: `get_scaled_loss` or `scale_loss` returned the loss.
     """
-    if any(is_marked(part, loss_scale) for part in tf.nest.flatten(loss)):
+    if any(_is_of_scaled_loss(part, loss_scale) for part in tf.nest.flatten(loss)):
         raise RuntimeError(
-            "This loss is scaled already: get_scaled_loss() or scale_loss() returned it. Scale it once. minimize(), "
-            "compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
+            "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
+            "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
         )
+
+
+def _is_always_one(loss_scale: Any) -> bool:
+    return isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
+
+
+#: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
+_KEEPING_THE_SCALE = (
+    "Add",
+    "AddN",
+    "AddV2",
+    "Cast",
+    "Identity",
+    "Mean",
+    "Neg",
+    "Pack",
+    "Reshape",
+    "Squeeze",
+    "Sub",
+    "Sum",
+)
+
+
+def _is_of_scaled_loss(loss: Any, loss_scale: Any) -> bool:
+    """Return whether a loss was scaled, or, in a graph, is a sum, mean or multiple of a loss that was scaled."""
+    if is_marked(loss, loss_scale) is not None or not tf.is_tensor(loss):
+        return bool(is_marked(loss, loss_scale))
+
+    def keeps_the_scale(tensor: tf.Tensor) -> bool:
+        if is_marked(tensor, loss_scale) is not None:
+            return False
+        by_constant = tensor.op.type == "Mul" and any(factor.op.type == "Const" for factor in tensor.op.inputs)
+        return by_constant or tensor.op.type in _KEEPING_THE_SCALE
+
+    return any(is_marked(tensor, loss_scale) for tensor in ancestors(loss, keeps_the_scale))
+
+
+def _was_unscaled(gradient: Any, loss_scale: Any, factor: Any) -> bool:
+    """Return whether a gradient in a graph was computed from unscaled gradients, and not from a scaled loss since.
+
+    Args:
+        gradient: a tensor or IndexedSlices.
+        loss_scale: the optimizer's loss scale.
+        factor: the factor that multiplied the loss, or None if it is unknown.
+    """
+    found = False
+    if factor is None:
+        return found
+    for tensor in ancestors(gradient, lambda tensor: is_marked(tensor, loss_scale) is not False):
+        # The input of a branch or a loop may have been computed from the factor.
+        if tensor is factor or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
+            return False
+        found = found or is_marked(tensor, loss_scale) is False
+    return found
 
 
 class _Mark(NamedTuple):

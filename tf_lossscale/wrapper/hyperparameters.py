@@ -90,11 +90,11 @@ class Delegating(Parts):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
-        return self._optimizer.learning_rate
+        return getattr(self._optimizer, self._name_of_learning_rate())
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self._optimizer.learning_rate = value
+        setattr(self._optimizer, self._name_of_learning_rate(), value)
 
     @property
     def lr(self) -> Any:
@@ -104,6 +104,16 @@ class Delegating(Parts):
     @lr.setter
     def lr(self, value: Any) -> None:
         self.learning_rate = value
+
+    def _name_of_learning_rate(self) -> str:
+        inner = self._optimizer
+        for name in ("learning_rate", "lr"):
+            if hasattr(inner, name):
+                return name
+        raise AttributeError(
+            f"The inner {type(inner).__name__} has neither a `learning_rate` nor an `lr`. Read or set its own "
+            "attribute on optimizer.inner_optimizer."
+        )
 
     def __getattr__(self, name: str) -> Any:
         # Python calls `__getattr__` only if the wrapper itself has no attribute of this name.

@@ -23,7 +23,7 @@ from tf_lossscale.wrapper.grads_and_vars import as_list, assign_all, names_of, r
 from tf_lossscale.wrapper.hyperparameters import Delegating, setting
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.saving import Configurable
-from tf_lossscale.wrapper.stall import Stall
+from tf_lossscale.wrapper.stall import PATIENCE, Stall
 
 if TYPE_CHECKING:
     from tf_lossscale.types import (
@@ -108,10 +108,11 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         hysteresis: the number of overflows in a row after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
         max_scale: the value above which the scale never grows. The default is the largest float32 number.
-        on_stall: what happens in a stall, which means 100 skipped steps in a row: "warn", "raise", or a function that
-            is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
-            InvalidArgumentError in a graph. Each stall is reported once, in the 100th skipped step. If XLA compiles the
-            step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`.
+        on_stall: what happens in a stall, which means `stall_steps` skipped steps in a row: "warn", "raise", or a
+            function that is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
+            InvalidArgumentError in a graph. Each stall is reported once, in the last of these steps. If XLA compiles
+            the step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`.
+        stall_steps: the number of skipped steps in a row that count as a stall.
         diagnose: True to record the variables whose gradients overflow, for `overflow_report`, and the norm of all
             gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
             `precision_report`.
@@ -172,6 +173,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         min_scale: float = 1.0,
         max_scale: float | None = None,
         on_stall: str | Callable[[LossScaleOptimizer], object] = "warn",
+        stall_steps: int = PATIENCE,
         diagnose: bool | str = False,
         diagnose_every: int = EVERY,
         loss_scale: object = None,
@@ -197,7 +199,7 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        stall = Stall(on_stall)
+        stall = Stall(on_stall, stall_steps)
         diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, scale)
         arguments.require_jit_compile(jit_compile)
         family = wrapper_class._family_class(inner_optimizer)
@@ -531,9 +533,9 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         family, loss_scale = self._family, self._loss_scale
         if not tf.executing_eagerly():
             family.require_graph_mode()
-        family.ensure_built(
-            [v for g, v in zip(gradients, variables) if g is not None or not family.slots_need_gradients]
-        )
+        trained = [v for g, v in zip(gradients, variables) if g is not None or not family.slots_need_gradients]
+        if family.ensure_built(trained):
+            self._warn_of_float16(trained)
 
         def apply(gradients: list[Any]) -> Any:
             with replicas.local_copies(family.replica_variables):
@@ -607,6 +609,15 @@ class LossScaleOptimizer(Delegating, Observable, Configurable):
         if reason is not None:
             self._warn_once(f"LossScaleOptimizer(jit_compile=True) takes steps that are not compiled: {reason}.")
         return reason is None and not in_xla_context()
+
+    def _warn_of_float16(self, variables: list[Any]) -> None:
+        float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
+        if float16:
+            self._warn_once(
+                f"The variable {names_of(float16)[0]} is float16, in which small updates are lost: with Adam's default "
+                "settings, a float16 variable may never change. Use the dtype policy mixed_float16, under which layers "
+                "compute in float16 and keep their variables in float32."
+            )
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

@@ -70,8 +70,8 @@ class Observable(Parts):
             A dict with `loss_scale` (float) and the ints `dynamic_counter` (finite steps that count towards the next
             growth of the scale), `bad_steps` (overflows that count towards the hysteresis), `skipped_steps`,
             `skipped_in_a_row` and `total_steps`. Checkpoints and weight files store only the first three values; saved
-            models and pickles store all of them. If the scale is fixed or user-defined, the dict contains only
-            `loss_scale`.
+            models and pickles store all of them. The second and third value exist only if the scale is dynamic, and
+            the last three only if a step can be skipped.
 
         Raises:
             RuntimeError: the method is called while a graph is being built.
@@ -220,18 +220,18 @@ class Observable(Parts):
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable as a Python number. In graph mode, the value is read in Keras 2's session.
+    """Return the value of a variable as a Python number or list. In graph mode, the value is read in Keras 2's session.
 
     >>> import tensorflow as tf
     >>> value_of(tf.Variable(3))
     3
 
     Args:
-        variable: a scalar variable, tensor or Python number.
+        variable: a variable, tensor or Python number.
     """
     if tf.executing_eagerly():
         return as_number(variable)
-    return keras_versions.keras_2("backend").get_value(tf.convert_to_tensor(variable)).item()
+    return keras_versions.keras_2("backend").get_value(tf.convert_to_tensor(variable)).tolist()
 
 
 def set_value(variable: Any, value: Any) -> None:

@@ -10,17 +10,20 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.hyperparameters import Parts
-from tf_lossscale.wrapper.readings import value_of
+from tf_lossscale.wrapper.readings import set_value, value_of
+from tf_lossscale.wrapper.stall import PATIENCE
 
 #: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
 #: being saved.
 STATE = "loss_scale_state"
+# The key, in this state, of the values of a user-defined loss scale's variables.
+_VARIABLES = "variables"
 # The functions that save a model. Both Keras libraries call `save_model` to save a model, and Keras 3 calls
 # `_save_model_to_fileobj` to pickle one.
 _SAVES = ("save_model", "_save_model_to_fileobj")
@@ -44,15 +47,23 @@ class Configurable(Parts):
         the config.
         """
         inner = self._family.config()
-        if not isinstance(self._loss_scale, DynamicLossScale) or not _a_model_is_being_saved():
+        scale = self._loss_scale
+        if not scale.may_skip or not _a_model_is_being_saved():
             return inner
-        return {**inner, STATE: self._state()}
+        own = [value_of(each) for each in scale.variables] if _has_config_of_user(scale) else []
+        return {**inner, STATE: {**self._state(), **({_VARIABLES: own} if own else {})}}
 
     def _take_state(self, inner: Any) -> None:
         """Restore the loss scale's state from an inner optimizer's config, if `_inner_config` stored it there."""
-        if isinstance(inner, dict) and STATE in inner and isinstance(self._loss_scale, DynamicLossScale):
-            state = inner[STATE]
-            self._set_state({**state, "loss_scale": self._loss_scale.in_range(state["loss_scale"])})
+        scale = self._loss_scale
+        if isinstance(inner, dict) and STATE in inner and scale.may_skip:
+            # A rule of the user's determines its scale itself.
+            state = dict(inner[STATE])
+            for variable, value in zip(scale.variables, state.pop(_VARIABLES, [])):
+                set_value(variable, value)
+            is_dynamic = isinstance(scale, DynamicLossScale)
+            now = scale.in_range(state["loss_scale"]) if is_dynamic else value_of(scale())
+            self._set_state({**state, "loss_scale": now})
 
     def get_config(self) -> dict[str, Any]:
         """Return a config of plain values, from which `from_config` creates an optimizer with the same settings.
@@ -68,19 +79,31 @@ class Configurable(Parts):
             only if its value is not the default. A function passed as `on_stall` is never included, because a config
             contains only plain values.
         """
+        return {"inner_optimizer": self._inner_config(), **self._config_of_scale(), **self._config_of_own_arguments()}
+
+    def _config_of_scale(self) -> dict[str, Any]:
+        """Return the arguments that determine the loss scale."""
         scale: Any = self._loss_scale
-        if not isinstance(scale, (DynamicLossScale, FixedLossScale)) and hasattr(scale, "get_config"):
-            of_scale = {"class_name": type(scale).__name__, "config": scale.get_config()}
-            return {"inner_optimizer": self._inner_config(), "loss_scale": of_scale}
+        if _has_config_of_user(scale):
+            saving = self._family.saving
+            name = saving.get_registered_name(type(scale)) if saving else type(scale).__name__
+            return {"loss_scale": {"class_name": name, "config": scale.get_config()}}
         self._warn_of_own_rule()
         config: dict[str, Any] = {
-            "inner_optimizer": self._inner_config(),
             "dynamic": self.dynamic,
             "initial_scale": self._scale_to_start_with(),
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
-        if not self.dynamic and self._loss_scale.may_skip:
+        if self.dynamic:
+            given = {name: getattr(scale.rules, name) for name in KEYWORDS}
+            config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
+        elif scale.may_skip:
             config["skip_nonfinite"] = True
+        return config
+
+    def _config_of_own_arguments(self) -> dict[str, Any]:
+        """Return the other arguments that TensorFlow's class lacks, if their values are not the defaults."""
+        config: dict[str, Any] = {}
         if self._diagnosis is not None:
             config["diagnose"] = True
         if self._exponents is not None:
@@ -93,16 +116,15 @@ class Configurable(Parts):
             config["on_stall"] = "raise"
         elif callable(self._stall.action):
             _warn_of_function(self._stall.action)
-        if self.dynamic:
-            given = {name: getattr(self._loss_scale.rules, name) for name in KEYWORDS}
-            config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
+        if self._stall.steps != PATIENCE:
+            config["stall_steps"] = self._stall.steps
         return config
 
     def _warn_of_own_rule(self) -> None:
         scale = self._loss_scale
         if _has_rule_outside_of_config(scale):
             logging.warning(
-                "A config cannot contain the rule of a user-defined loss scale such as %s. An optimizer that is "
+                "A config cannot contain the rule of the loss scale %s. An optimizer that is "
                 "created from this config, for example in a loaded model, has a %s loss scale without this rule. Load "
                 "the model with compile=False, compile it with a new optimizer and loss scale, and restore a "
                 "tf.train.Checkpoint.",
@@ -149,7 +171,7 @@ class Configurable(Parts):
             return families.combined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
-            config.update(from_tf23(config.pop("loss_scale"), custom_objects or {}))
+            config.update(cls._of_scale(config.pop("loss_scale"), custom_objects or {}))
         of_inner = inner
         if isinstance(inner, dict):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
@@ -159,6 +181,16 @@ class Configurable(Parts):
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
         return new
+
+    @classmethod
+    def _of_scale(cls, loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
+        """Convert the `loss_scale` entry of a config to arguments of the constructor."""
+        family, own = cls._family_class, None
+        if isinstance(loss_scale, dict):
+            own = custom_objects.get(name := loss_scale["class_name"])
+            if own is None and family is not None and family.saving:
+                own = family.saving.get_registered_object(name)
+        return from_tf23(loss_scale) if own is None else {"loss_scale": own.from_config(loss_scale["config"])}
 
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
@@ -185,11 +217,21 @@ def _warn_of_function(on_stall: Any) -> None:
     )
 
 
+def _is_of_user(scale: Any) -> bool:
+    return not type(scale).__module__.startswith("tf_lossscale.")
+
+
+def _has_config_of_user(scale: Any) -> bool:
+    return _is_of_user(scale) and hasattr(scale, "get_config")
+
+
 def _has_rule_outside_of_config(scale: Any) -> bool:
-    is_of_user = not type(scale).__module__.startswith("tf_lossscale.")
+    # A loss scale with a `step` of its own is shared with other optimizers.
+    if _is_of_user(scale) or type(scale).step is not LossScale.step:
+        return True
     if isinstance(scale, DynamicLossScale):
-        return is_of_user or not scale.rules.finite_step_resets
-    return is_of_user or not isinstance(scale, FixedLossScale)
+        return not scale.rules.finite_step_resets
+    return not isinstance(scale, FixedLossScale)
 
 
 def _a_model_is_being_saved() -> bool:
@@ -227,10 +269,10 @@ def by_registered_name(config: Any, saving: Any) -> Any:
     return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config
 
 
-def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
+def from_tf23(loss_scale: Any) -> dict[str, Any]:
     """Convert the `loss_scale` entry of a config from TensorFlow 2.3 or older to LossScaleOptimizer's arguments.
 
-    >>> from_tf23(128.0, {})
+    >>> from_tf23(128.0)
     {'dynamic': False, 'initial_scale': 128.0}
     """
     if loss_scale == "dynamic":
@@ -238,8 +280,6 @@ def from_tf23(loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]
     if not isinstance(loss_scale, dict):
         return {"dynamic": False, "initial_scale": loss_scale}
     kind, values = loss_scale["class_name"], loss_scale["config"]
-    if kind in custom_objects:
-        return {"loss_scale": custom_objects[kind].from_config(values)}
     if kind == "FixedLossScale":
         return {"dynamic": False, "initial_scale": values["loss_scale_value"]}
     if kind == "DynamicLossScale":

@@ -1,4 +1,4 @@
-"""Reports when training has stalled, which means that 100 steps in a row were skipped."""
+"""Reports when training has stalled, which means that many steps in a row were skipped."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale import errors
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import in_xla_context
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
-#: The number of skipped steps in a row after which training counts as stalled.
+#: The default number of skipped steps in a row after which training counts as stalled.
 PATIENCE = 100
 
 
 class Stall:
-    """Warns, raises an error or calls a function when training stalls, that is, when 100 steps in a row are skipped.
+    """Warns, raises an error or calls a function when training stalls, that is, when many steps in a row are skipped.
 
     Each stall is reported once. An applied step ends the stall.
 
@@ -27,18 +28,21 @@ class Stall:
 
     Args:
         action: "warn", "raise", or a function that takes the optimizer.
+        steps: the number of skipped steps in a row that count as a stall.
 
     Raises:
-        ValueError: `action` has any other value.
+        ValueError: `action` has any other value, or `steps` is below 1.
+        TypeError: `steps` is not a whole number.
     """
 
-    def __init__(self, action: str | Callable[[Any], Any]):
+    def __init__(self, action: str | Callable[[Any], Any], steps: Any = PATIENCE):
         if action not in ("warn", "raise") and not callable(action):
             raise ValueError(
                 f"`on_stall` must be 'warn', 'raise' or a function that takes the optimizer, but got: {action!r}. "
-                "It determines what happens after 100 skipped steps in a row."
+                "It determines what happens after `stall_steps` skipped steps in a row."
             )
         self.action = action
+        self.steps = errors.whole_number("stall_steps", steps, "The default is 100.", least=1)
         # The number of the step before the stall that was reported last.
         self._reported: int | None = None
         # Whether a step was traced that cannot report a stall itself, for example because XLA compiles it.
@@ -53,7 +57,7 @@ class Stall:
         Raises:
             FloatingPointError: training has stalled, and the action is "raise".
         """
-        if as_number(optimizer._loss_scale.skipped_in_a_row) == PATIENCE:
+        if as_number(optimizer._loss_scale.skipped_in_a_row) == self.steps:
             self._report(optimizer)
 
     def in_graph(self, optimizer: Any) -> list[Any]:
@@ -71,7 +75,7 @@ class Stall:
             return []
         in_a_row = value_or_zero(optimizer._loss_scale.skipped_in_a_row)
         return unless(
-            tf.not_equal(in_a_row, PATIENCE),
+            tf.not_equal(in_a_row, self.steps),
             lambda: _outside_xla(lambda: self._react_in_graph(optimizer, in_a_row)),
         )
 
@@ -92,7 +96,7 @@ class Stall:
             return
         in_a_row = as_number(optimizer._loss_scale.skipped_in_a_row)
         began = as_number(optimizer._loss_scale.total_steps) - in_a_row
-        if in_a_row >= PATIENCE and began != self._reported:
+        if in_a_row >= self.steps and began != self._reported:
             self._reported = began
             self._react(optimizer, in_a_row)
 

@@ -198,7 +198,7 @@ def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
     if "loss_scale" in settings:
         # `from_tf23` raises a ValueError for a user-defined loss scale class.
         with contextlib.suppress(ValueError):
-            arguments = from_tf23(settings["loss_scale"], {})
+            arguments = from_tf23(settings["loss_scale"])
     names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
     return {name: arguments[name] for name in names if isinstance(arguments.get(name), (int, float))}
 

@@ -1,0 +1,139 @@
+"""`keep_state`: the forward pass of a skipped step leaves nothing in a model's non-trainable variables."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from absl.testing import parameterized
+
+import tf_lossscale
+from tests import strategies
+
+KERAS = {"keras3": tf.keras, "tf_keras": tf_keras}
+FINE = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+OVERFLOWING = FINE.copy()
+OVERFLOWING[5] = np.inf
+
+
+def model_of(keras):
+    return keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+
+
+def wrapped(keras):
+    return tf_lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8)
+
+
+def state(model):
+    return [np.array(weight) for weight in model.layers[0].get_weights()[2:]]
+
+
+WAYS = {"eager": lambda step: step, "function": tf.function, "XLA": tf.function(jit_compile=True)}
+
+
+class KeepStateTest(parameterized.TestCase):
+    @parameterized.product(library=list(KERAS), way=list(WAYS))
+    def test_a_skipped_step_leaves_no_trace_and_an_applied_step_does(self, library, way):
+        keras = KERAS[library]
+        model, optimizer = model_of(keras), wrapped(keras)
+
+        @tf_lossscale.keep_state(model, optimizer)
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(tf.reduce_mean(model(x, training=True) ** 2))
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+        taken, start = WAYS[way](step), state(model)
+        taken(tf.constant(OVERFLOWING))
+        np.testing.assert_array_equal(state(model), start)
+        taken(tf.constant(FINE))
+        after = state(model)
+        assert np.abs(np.subtract(after, start)).max() > 0
+        taken(tf.constant(OVERFLOWING))
+        np.testing.assert_array_equal(state(model), after)
+        assert int(optimizer.skipped_steps) == 2
+
+    @parameterized.product(library=list(KERAS), run_eagerly=[False, True])
+    def test_fit_restores_the_state_and_keeps_metrics(self, library, run_eagerly):
+        keras = KERAS[library]
+        model = model_of(keras)
+        model.compile(wrapped(keras), "mse", metrics=["mae"], run_eagerly=run_eagerly)
+        model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+        x = np.concatenate([FINE, OVERFLOWING])
+        history = model.fit(x, np.ones((16, 1), "float32"), batch_size=8, shuffle=False)
+        assert int(model.optimizer.skipped_steps) == 1
+        assert np.isfinite(state(model)).all()
+        assert np.isnan(history.history["mae"][0])
+
+    @parameterized.product(library=list(KERAS), replicas=[2, 4])
+    def test_the_state_of_every_replica_is_restored(self, library, replicas):
+        keras, strategy = KERAS[library], strategies.get(f"mirrored_{replicas}")
+        with strategy.scope():
+            model = model_of(keras)
+            model.compile(wrapped(keras), "mse")
+            model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+        x = np.concatenate([FINE, OVERFLOWING]).repeat(replicas, axis=0)
+        y = np.ones((16 * replicas, 1), "float32")
+        model.fit(x[: 8 * replicas], y[: 8 * replicas], batch_size=8 * replicas, shuffle=False)
+        before = state(model)
+        # Only the rows of the second replica overflow.
+        overflowing = np.concatenate([FINE, OVERFLOWING, *[FINE] * (replicas - 2)])
+        model.fit(overflowing, y[: 8 * replicas], batch_size=8 * replicas, shuffle=False)
+        assert int(model.optimizer.skipped_steps) == 1
+        np.testing.assert_array_equal(state(model), before)
+
+    def test_a_step_function_with_python_control_flow_on_tensors_is_still_converted(self):
+        model, optimizer = model_of(tf.keras), wrapped(tf.keras)
+
+        @tf.function
+        @tf_lossscale.keep_state(model, optimizer)
+        def step(x):
+            if tf.reduce_sum(x) > 1e6:
+                x = tf.zeros_like(x)
+            optimizer.minimize(lambda: tf.reduce_mean(model(x, training=True) ** 2), model.trainable_variables)
+
+        step(tf.constant(OVERFLOWING))
+        assert int(optimizer.skipped_steps) == 0
+
+    def test_an_error_in_the_step_passes_through(self):
+        model, optimizer = model_of(tf.keras), wrapped(tf.keras)
+        with pytest.raises(KeyError), tf_lossscale.keep_state(model, optimizer):
+            raise KeyError("data")
+
+    def test_a_module_without_keras(self):
+        class Module(tf.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = tf.Variable(1.0)
+                self.mean = tf.Variable(0.0, trainable=False)
+
+        module, optimizer = Module(), wrapped(tf.keras)
+        with tf_lossscale.keep_state(module, optimizer):
+            module.mean.assign(np.inf)
+            optimizer.minimize(lambda: module.weight * module.mean, [module.weight])
+        assert module.mean.numpy() == 0.0
+
+    def test_a_tf1_graph_is_refused(self):
+        model, optimizer = model_of(tf.keras), wrapped(tf.keras)
+        with (
+            tf.Graph().as_default(),
+            pytest.raises(RuntimeError, match="TF1 graph"),
+            tf_lossscale.keep_state(model, optimizer),
+        ):
+            pass
+
+    @parameterized.parameters(*KERAS)
+    def test_without_it_the_monitor_names_the_variables_once(self, library):
+        keras = KERAS[library]
+        model = model_of(keras)
+        model.compile(wrapped(keras), "mse")
+        x = np.concatenate([FINE, OVERFLOWING])
+        with self.assertLogs("absl", logging.WARNING) as logs:
+            monitor = tf_lossscale.LossScaleMonitor()
+            model.fit(x, np.ones((16, 1), "float32"), batch_size=8, epochs=3, shuffle=False, callbacks=[monitor])
+        said = [message for message in logs.output if "keep_state" in message]
+        assert len(said) == 1
+        assert "moving_mean" in said[0]
+        assert "moving_variance" in said[0]

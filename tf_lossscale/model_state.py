@@ -1,0 +1,117 @@
+"""`keep_state`, which undoes what the forward pass of a skipped step wrote into a model's non-trainable variables."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import finished, runs_in_order
+from tf_lossscale.wrapper.grads_and_vars import tensors_of
+
+
+class keep_state(contextlib.ContextDecorator):
+    """Restore a model's non-trainable weights if the step inside is skipped. A decorator, or a context manager.
+
+    A batch that overflows in the forward pass makes the moving mean and variance of a BatchNormalization layer NaN. The
+    loss scale skips the step, but only for the trainable weights. All later predictions would be NaN.
+
+    In a custom training loop, decorate the function that takes the step:
+
+    >>> import tensorflow as tf
+    >>> import tf_lossscale
+    >>> keras = tf.keras
+    >>> layers = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+    >>> model = keras.Sequential([keras.Input((1,)), *layers])
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    >>> @tf.function
+    ... @tf_lossscale.keep_state(model, optimizer)
+    ... def train_step(x):
+    ...     loss_fn = lambda: tf.reduce_mean(model(x, training=True) ** 2)
+    ...     optimizer.minimize(loss_fn, model.trainable_variables)
+    >>> _ = train_step(tf.constant([[float("inf")], [1.0]]))
+    >>> model.layers[0].moving_mean.numpy()
+    array([0.], dtype=float32)
+
+    For Keras's `fit`, decorate the model's `train_step` after `compile`:
+
+    >>> model.compile(optimizer, "mse")
+    >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+
+    It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy. Metrics are not restored.
+    Only variables that exist when the step begins are restored, so build the model before the first step. A step means
+    everything inside: if the function accumulates gradients of several batches, decorate the function that processes
+    all of them.
+
+    Args:
+        model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored.
+        optimizer: the LossScaleOptimizer that takes the step. The default is `model.optimizer`.
+
+    Raises:
+        RuntimeError: the step is part of a TF1 graph. The error is raised when the step begins.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None):
+        self._model, self._chosen = model, optimizer
+
+    def _recreate_cm(self) -> keep_state:
+        # Several threads may call a decorated function at the same time, one for each replica.
+        return copy.copy(self)
+
+    def __enter__(self) -> keep_state:
+        if not tf.executing_eagerly() and not runs_in_order():
+            raise RuntimeError("keep_state() needs eager mode or a tf.function, but a TF1 graph is being built.")
+        self._variables = tensors_of(state_of(self._model))
+        self._values = [variable.read_value() for variable in self._variables]
+        self._optimizer = self._model.optimizer if self._chosen is None else self._chosen
+        self._skipped = tf.identity(self._optimizer.skipped_steps)
+        return self
+
+    def __exit__(self, error: Any, *others: object) -> None:
+        if error is not None or not self._variables:
+            return
+        skipped, pairs = self._optimizer.skipped_steps > self._skipped, list(zip(self._variables, self._values))
+        if replicas.uses_merge_call() and not tf.distribute.in_cross_replica_context():
+            context: Any = tf.distribute.get_replica_context()
+            context.merge_call(_restore_copies, args=(skipped, self._variables, self._values))
+        elif replicas.several_replicas():
+            # Without merge calls, an assignment may synchronize the replicas, which a tf.cond must not contain.
+            for variable, value in pairs:
+                variable.assign(tf.where(skipped, value, variable))
+        else:
+            _restore_if(skipped, pairs)
+
+
+def state_of(model: Any) -> list[Any]:
+    """Return the variables that a model's forward pass may write, without the states of its metrics.
+
+    >>> state_of(tf.keras.layers.Dense(1))
+    []
+
+    Args:
+        model: a Keras model or layer, or a `tf.Module`.
+    """
+    # In Keras 3, `non_trainable_variables` also contains the states of metrics and random number generators.
+    state = model.non_trainable_weights if hasattr(model, "non_trainable_weights") else model.non_trainable_variables
+    of_metrics = {id(variable) for metric in getattr(model, "metrics", ()) for variable in metric.variables}
+    return [variable for variable in state if id(variable) not in of_metrics]
+
+
+def _restore_copies(strategy: tf.distribute.Strategy, skipped: Any, variables: list[Any], values: list[Any]) -> None:
+    """Restore the copies of the variables on all replicas. Called in the cross-replica context."""
+    copies, old = ([strategy.experimental_local_results(each) for each in some] for some in (variables, values))
+    pairs = [pair for variable, value in zip(copies, old) for pair in zip(variable, value)]
+    _restore_if(strategy.experimental_local_results(skipped)[0], pairs)
+
+
+def _restore_if(skipped: Any, pairs: list[tuple[Any, Any]]) -> None:
+    def restore() -> tf.Tensor:
+        return finished([variable.assign(value) for variable, value in pairs])
+
+    if not tf.executing_eagerly():
+        tf.cond(skipped, restore, lambda: tf.constant(True))
+    elif skipped:
+        restore()
