@@ -1,7 +1,6 @@
 """`tf-lossscale inspect`: what is in a file, of whichever format and version; a clear error for every other file."""
 
 import json
-import zipfile
 
 import h5py
 import numpy as np
@@ -13,7 +12,7 @@ from tests.conformance.test_checkpoints import checkpoints  # noqa: F401
 from tests.conformance.test_restore import FILES, OLD, model_files, names
 from tf_lossscale import LossScaleOptimizer, cli
 
-MODELS = list(model_files())
+MODELS = [name for name in model_files() if not name.endswith("_keras")]
 WRITERS = {
     "keras3": "Keras 3",
     "tf1": "TensorFlow 1.",
@@ -47,14 +46,11 @@ def test_it_shows_what_the_original_had_when_it_saved(checkpoints, capsys, name)
         writer = "Keras 3" if "keras3" in name else "TensorFlow"  # these say a version instead
     assert writer in shown["written_by"]
 
-    if name == "tfkeras2.21_legacy_model_adam_keras":
-        assert (optimizer["iterations"], optimizer["slots"]) == (None, {})
-        return
     # A fixed scale of tf_keras's new optimizers leaves no trace in the file.
     wrapped = "plain" not in name and name != "tfkeras2.21_new_lso_fixed_adam"
     assert (optimizer["wrapper"] is not None) == wrapped
     assert optimizer["iterations"] == saved.get("iterations", saved.get("global_step"))
-    lost = name in MODELS and "keras3" not in name and name.endswith(("_h5", "_keras"))
+    lost = name in MODELS and "keras3" not in name and name.endswith("_h5")
     counter = saved.get("good_steps", saved.get("dynamic_counter"))
     there = wrapped and counter is not None and not lost
     assert optimizer["loss_scale"] == (saved["loss_scale"] if there else None)
@@ -112,35 +108,13 @@ def test_a_temporary_file_of_a_save_that_was_killed_does_not_matter(tmp_path, ca
     assert len(inspect_json(prefix, capsys)["variables"]) == 1
 
 
-@pytest.mark.parametrize("hysteresis", [1, 2])
-def test_a_keras_file_of_tf_keras_shows_the_scale_and_no_slot_of_it(tmp_path, capsys, hysteresis):
-    class Shift(tf_keras.layers.Layer):
-        def build(self, shape):
-            self.by = self.add_weight(name="by", shape=(), initializer="zeros")
-
-        def call(self, inputs):
-            return inputs + self.by
-
-    model = tf_keras.Sequential([tf_keras.Input((1,)), tf_keras.layers.Dense(1), Shift()])
-    optimizer = LossScaleOptimizer(tf_keras.optimizers.Adam(), dynamic_growth_steps=2, hysteresis=hysteresis)
-    model.compile(optimizer, "mse")
-    model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=1, verbose=0)
-    model.save(tmp_path / "model.keras")
-    (shown,) = inspect_json(tmp_path / "model.keras", capsys)["optimizers"]
-    assert (shown["loss_scale"], shown["counter"], shown["iterations"]) == (2.0**16, 1, 3)
-    assert {slot: [each["shape"] for each in several] for slot, several in shown["slots"].items()} == {
-        "m": [[1, 1], [1], []],
-        "v": [[1, 1], [1], []],
-    }
-
-
 def test_weights_alone_are_shown_too(tmp_path, capsys):
-    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3)])
-    model.save_weights(tmp_path / "model.weights.h5")
-    shown = inspect_json(tmp_path / "model.weights.h5", capsys)
-    assert (shown["kind"], shown["optimizers"]) == (".weights.h5", [])
+    model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(3)])
+    model.save_weights(tmp_path / "model.h5")
+    shown = inspect_json(tmp_path / "model.h5", capsys)
+    assert (shown["kind"], shown["optimizers"]) == (".h5", [])
     assert [each["shape"] for each in shown["variables"]] == [[4, 3], [3]]
-    _, printed = inspect(tmp_path / "model.weights.h5", capsys)
+    _, printed = inspect(tmp_path / "model.h5", capsys)
     assert "no optimizer\n" in printed.out
 
 
@@ -168,10 +142,14 @@ def nothing_in_it(folder):
     return folder / "model.keras"
 
 
-def another_archive(folder):
-    with zipfile.ZipFile(folder / "paper.zip", "w") as archive:
-        archive.writestr("paper.tex", "no model")
-    return folder / "paper.zip"
+def keras_archive(folder):
+    tf.keras.Sequential([tf.keras.Input((1,))]).save(folder / "model.keras")
+    return folder / "model.keras"
+
+
+def weights_only(folder):
+    tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)]).save_weights(folder / "model.weights.h5")
+    return folder / "model.weights.h5"
 
 
 def another_h5(folder):
@@ -205,9 +183,10 @@ WRONG = {
     nothing: "ckpt-1: there is no such file, folder or checkpoint",
     empty_folder: "the folder has no checkpoint, and is not a SavedModel",
     two_checkpoints: "the folder has 2 checkpoints. Pass one of them, for example ",
-    picture: "cat.png: the file is neither a checkpoint nor a .keras or .h5 model",
-    nothing_in_it: "model.keras: the file is neither a checkpoint nor a .keras or .h5 model",
-    another_archive: "paper.zip: the archive has no metadata.json, so it is not a Keras model",
+    picture: "cat.png: the file is neither a checkpoint nor an .h5 model",
+    nothing_in_it: "model.keras: the file is neither a checkpoint nor an .h5 model",
+    keras_archive: "model.keras: a .keras file is loaded by the Keras library that wrote it",
+    weights_only: "If it is a .weights.h5 file, load it into a compiled model",
     another_h5: "data.h5: the HDF5 file is not a Keras model",
     without_data: "ckpt.data-00000-of-00001: this file of the checkpoint is missing",
     without_index: "ckpt.index: this file of the checkpoint is missing",
@@ -230,7 +209,6 @@ DAMAGED = [
     "tf2.8.4_lso_adam/ckpt.data-00000-of-00001",
     "tf1.15.5_mpls_adam_saver/ckpt.index",
     "tf1.15.5_mpls_adam_saver/ckpt.data-00000-of-00001",
-    "keras3.15.1_model_adam_keras/model.keras",
     "keras3.15.1_model_adam_h5/model.h5",
     "tf2.8.4_model_adam_h5/model.h5",
     "tf2.8.4_model_adam_savedmodel/model_savedmodel/saved_model.pb",
@@ -264,7 +242,7 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(checkpoints, tmp_pat
         assert (
             "cannot be read, because the file is truncated or damaged" in printed.err
             or "is truncated" in printed.err
-            or ("the file is neither a checkpoint nor a .keras or .h5 model" in printed.err)
+            or ("the file is neither a checkpoint nor an .h5 model" in printed.err)
         ), printed.err
 
 
@@ -296,26 +274,14 @@ def _copied(folder, to):
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["inspect", "--json"]])
-@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e400", "1e300"])
-@pytest.mark.parametrize("name", ["learning_rate", "epsilon"])
-def test_a_number_that_no_float_holds_is_said(tmp_path, capsys, name, number, command):
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e400"])
+def test_a_number_that_no_float_holds_does_not_stop_it(tmp_path, capsys, number, command):
     model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     model.compile(LossScaleOptimizer(tf.keras.optimizers.Adam()), "mse")
-    model.save(tmp_path / "good.keras")
-    with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:
-        for member in good.namelist():
-            content = good.read(member)
-            if member == "config.json":
-                config = json.loads(content)
-                config["compile_config"]["optimizer"]["config"]["inner_optimizer"]["config"][name] = "NUMBER"
-                content = json.dumps(config).replace('"NUMBER"', number).encode()
-            bad.writestr(member, content)
-    code = cli.main([*command, str(tmp_path / "bad.keras")])
-    if number == "1e300" and command[0] == "inspect":
-        assert code == 0
-        return
-    assert code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"tf-lossscale {command[0]}: {tmp_path / 'bad.keras'}: ")
-    assert "too large for a float: 1" in error or f"{name} is 1e+300, which is too large for a float32" in error
-    assert not (tmp_path / "new").exists()
+    model.save(tmp_path / "bad.h5")
+    with h5py.File(tmp_path / "bad.h5", "r+") as file:
+        config = json.loads(file.attrs["training_config"])
+        config["optimizer_config"]["config"]["inner_optimizer"]["config"]["epsilon"] = "NUMBER"
+        file.attrs["training_config"] = json.dumps(config).replace('"NUMBER"', number)
+    assert cli.main([*command, str(tmp_path / "bad.h5")]) == 0
+    assert ("inf" in capsys.readouterr().out) == (number == "1e400")

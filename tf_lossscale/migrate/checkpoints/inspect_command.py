@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
-    what = "a checkpoint's prefix, a folder of checkpoints, a SavedModel, a .keras, .h5 or .weights.h5 file"
+    what = "a checkpoint's prefix, a folder of checkpoints, a SavedModel, or an .h5 file"
     parser.add_argument("path", metavar="PATH", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the tables")
 
@@ -84,8 +84,8 @@ def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
         "library": optimizer.family,
         "class": optimizer.name,
         "wrapper": optimizer.wrapper,
-        "loss_scale": _number(optimizer.scale),
-        "counter": optimizer.counter,
+        "loss_scale": _number(optimizer.scale_state.get("loss_scale")),
+        "counter": optimizer.scale_state.get("dynamic_counter"),
         "iterations": optimizer.iterations,
         "learning_rate": _number(optimizer.learning_rate),
         "hyperparameters": {name: _number(value) for name, value in optimizer.hyperparameters.items()},
@@ -129,8 +129,8 @@ def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
     there = [
         ("optimizer", f"{optimizer.path}: {name}" if optimizer.path else name),
         ("wrapped in", optimizer.wrapper or "nothing"),
-        ("loss scale", _or_missing(optimizer.scale)),
-        ("counter", _or_missing(optimizer.counter)),
+        ("loss scale", _or_missing(optimizer.scale_state.get("loss_scale"))),
+        ("counter", _or_missing(optimizer.scale_state.get("dynamic_counter"))),
         ("iterations", _or_missing(optimizer.iterations)),
         ("learning rate", _or_missing(optimizer.learning_rate)),
     ]
@@ -149,9 +149,9 @@ def _variables(file: File) -> list[tuple[str, ...]]:
     of_nobody = []
     for optimizer in file.optimizers:
         for slot, each in optimizer.slots.items():
-            for saved, (tensor, owner) in zip(each, with_owners(each, file, file.ordered_variables)):
+            for tensor, owner in with_owners(each, file, file.ordered_variables):
                 if owner is None:
-                    of_nobody.append((saved.name or tensor.path, str(tensor.shape), tensor.dtype, slot))
+                    of_nobody.append((tensor.name or tensor.path, str(tensor.shape), tensor.dtype, slot))
                 else:
                     slots_of.setdefault(owner.path, []).append(slot)
     rows = [(v.path, str(v.shape), v.dtype, ", ".join(slots_of.get(v.path, []))) for v in file.variables]

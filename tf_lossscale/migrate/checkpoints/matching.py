@@ -73,16 +73,23 @@ def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> I
             variable at the same position. If the numbers of variables and slots differ, `known` is ignored.
     """
     by_order = known if len(known) == len(slots) else [None] * len(slots)
-    for (tensor, owner, name), other in zip(slots, by_order):
-        if owner is None:
-            fitting = [v for v in file.variables if v.shape == tensor.shape and f"/{name}".endswith(f"/{v.name}")]
-            longest = max((len(v.name) for v in fitting), default=0)
-            best = [v for v in fitting if len(v.name) == longest]
-            if len(best) == 1:
-                owner = best[0]
-            elif other is not None and other.shape == tensor.shape:
-                owner = other
-        yield tensor, owner
+    for (tensor, owner), other in zip(slots, by_order):
+        owner = owner or named_in(tensor, file.variables)
+        fits = other is not None and other.shape == tensor.shape
+        yield tensor, owner or (other if fits else None)
+
+
+def named_in(slot: Tensor, variables: Sequence[Tensor]) -> Tensor | None:
+    """Return the only variable whose name is part of a slot's name, such as `Adam/m/dense/kernel`, or None."""
+
+    def parts(name: str) -> str:
+        # Keras 3 joins the parts of a variable's name with underscores.
+        return f"_{name.replace('/', '_')}_"
+
+    named = [each for each in variables if each.shape == slot.shape and parts(each.name) in parts(slot.name)]
+    longest = max((len(each.name) for each in named), default=0)
+    named = [each for each in named if len(each.name) == longest]
+    return named[0] if len(named) == 1 else None
 
 
 def name_of(variable: Any) -> str:

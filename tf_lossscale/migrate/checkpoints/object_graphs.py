@@ -7,10 +7,29 @@ import re
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, explaining_damage
+from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, explaining_damage, scale_values
+from tf_lossscale.migrate.checkpoints.savers import last_part
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_CLASS_BY_SLOT = {"velocity": "rmsprop", "v": "adam"}
+# tf_keras may omit the optimizer's name from the names of slot variables, which then begin with the slot's name. Maps
+# these names to the class. If several names are present, the first of them in this dict tells the class.
+_CLASS_BY_SLOT = {
+    "velocity": "RMSprop",
+    "u": "Adamax",
+    "linear": "Ftrl",
+    "accumulated_grad": "Adadelta",
+    "accumulator": "Adagrad",
+    "v": "Adam",
+    "m": "SGD",
+}
+_OF_TF22 = "LossScaleOptimizer of 1.14 to 2.2"
+# Maps each library to the versions that write its optimizers into checkpoints.
+_WRITERS = {
+    "tf1": "TensorFlow 1.13 to 2 (tf.compat.v1.train optimizer)",
+    "tf_keras_legacy": "TensorFlow 2.0 to 2.15, or tf_keras legacy",
+    "tf_keras": "TensorFlow 2.11 to 2.15, or tf_keras",
+    "keras3": "Keras 3",
+}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
@@ -33,12 +52,8 @@ def read(path: str, reader: Any, tensor: Any) -> File:
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
         tensors, order_is_known = graph.variables()
-        others = [each for each in tensors if _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
-        variables = [each for each in tensors if each not in others]
-        objects = graph.objects({each.path for each in tensors} | {each.path for each in optimizers})
-    return File(
-        path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, others, objects, order_is_known
-    )
+        variables = [each for each in tensors if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
+    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, order_is_known)
 
 
 def parse(serialized: bytes) -> Any:
@@ -50,17 +65,9 @@ def parse(serialized: bytes) -> Any:
 
 def _writer(optimizers: list[Optimizer]) -> str:
     families = {optimizer.family for optimizer in optimizers}
-    wrappers = {optimizer.wrapper for optimizer in optimizers}
-    if "tf1" in families:
-        return "TensorFlow 1.13 to 2 (tf.compat.v1.train optimizer)"
-    if "tf_keras_legacy" in families:
-        old = "TensorFlow 1.14 to 2.2 (tf.keras)"
-        return old if "LossScaleOptimizer of 1.14 to 2.2" in wrappers else "TensorFlow 2.0 to 2.15, or tf_keras legacy"
-    if "tf_keras" in families:
-        return "TensorFlow 2.11 to 2.15, or tf_keras"
-    if "keras3" in families:
-        return "Keras 3"
-    return "TensorFlow"
+    if any(optimizer.wrapper == _OF_TF22 for optimizer in optimizers):
+        return "TensorFlow 1.14 to 2.2 (tf.keras)"
+    return next((writer for family, writer in _WRITERS.items() if family in families), "TensorFlow")
 
 
 class _Graph:
@@ -70,6 +77,11 @@ class _Graph:
         self._children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
         self._paths = self._shortest_paths()
         self._of_optimizers: set[int] = set()
+        lists = [children["_trainable_variables"] for children in self._children if "_trainable_variables" in children]
+        self._trained = {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
+        self._trained.update(node for each in lists for node in self._children[each].values())
+        #: The nodes whose values are part of an `Optimizer`.
+        self._read: set[int] = set()
 
     def _shortest_paths(self) -> dict[int, str]:
         paths = {0: ""}
@@ -96,7 +108,10 @@ class _Graph:
     def _number(self, node: int, name: str) -> Any:
         child = self._children[node].get(name)
         tensor = None if child is None else self.tensor(child)
-        return None if tensor is None or tensor.shape else tensor.value().item()
+        if child is None or tensor is None or tensor.shape:
+            return None
+        self._read.add(child)
+        return tensor.value().item()
 
     def optimizers(self) -> list[int]:
         """Return the nodes of the optimizers. A wrapped optimizer is represented by the node of its wrapper."""
@@ -134,26 +149,31 @@ class _Graph:
             made = self._with_slot_variables(inner, "tf_keras_legacy" if "iter" in children else "tf1")
         made.path = self._paths[node]
         self._loss_scale(node, inner, made)
-        self._of_optimizers |= self._descendants(node)
+        own = self._descendants(node)
+        self._of_optimizers |= own
+        others = [self.tensor(each) for each in sorted(own - self._read - self._trained)]
+        made.others = [tensor.path for tensor in others if tensor is not None]
         return made
 
     def _loss_scale(self, node: int, inner: int, made: Optimizer) -> None:
         children = self._children[node]
         if "dynamic_scale" in children:
-            made.wrapper = "Keras 3's LossScaleOptimizer"
-            made.scale, made.counter = self._number(node, "dynamic_scale"), self._number(node, "step_counter")
+            made.wrapper, of_scale = "Keras 3's LossScaleOptimizer", node
+            # This wrapper saves a step count and a learning rate that it does not use.
+            self._read |= {children[name] for name in ("_iterations", "_learning_rate") if name in children}
         elif "loss_scale" in children:
-            scale = children["loss_scale"]
-            contrib = "loss_scale" in self._children[scale]
-            made.scale = self._number(scale, "loss_scale" if contrib else "current_loss_scale")
-            made.counter = self._number(scale, "good_steps")
+            of_scale = children["loss_scale"]
             made.wrapper = {
                 "keras3": "tf_lossscale",
                 "tf1": "MixedPrecisionLossScaleOptimizer, or tf_lossscale",
-                "tf_keras_legacy": "LossScaleOptimizer" if inner == node else "LossScaleOptimizer of 1.14 to 2.2",
+                "tf_keras_legacy": "LossScaleOptimizer" if inner == node else _OF_TF22,
             }.get(made.family, "LossScaleOptimizer")
-        elif "base_optimizer" in children:
-            made.wrapper = "LossScaleOptimizer with a fixed scale"
+            made.scale_is_fixed = not self._children[of_scale]
+        else:
+            if "base_optimizer" in children:
+                made.wrapper, made.scale_is_fixed = "LossScaleOptimizer with a fixed scale", True
+            return
+        made.scale_state = scale_values(lambda name: self._number(of_scale, name))
 
     def _descendants(self, node: int) -> set[int]:
         seen, waiting = set(), [node]
@@ -172,7 +192,8 @@ class _Graph:
             tensor = self.tensor(slot.slot_variable_node_id)
             owner = self.tensor(slot.original_variable_node_id)
             if tensor is not None:
-                slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner, owner.name if owner else ""))
+                slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner))
+                self._read.add(slot.slot_variable_node_id)
         names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
         hyper = {name: self._number(node, name) for name in self._children[node]}
         numbers: dict[str, Any] = {name: value for name, value in hyper.items() if isinstance(value, (int, float))}
@@ -186,18 +207,13 @@ class _Graph:
             slots = slot_names.of_tf1(slots)
             steps = slot_names.steps_of_powers(powers)
             iterations = self._number(0, "global_step") if steps is None else steps
-        names = names or [slot.tensor.name for each in slots.values() for slot in each]
-        name = slot_names.class_of(set(slots), set(hyper), names, of_tf1)
-        return Optimizer(
-            path="",
-            family=family,
-            name=name,
-            iterations=iterations,
-            learning_rate=rate,
-            hyperparameters=numbers,
-            slots=slots,
-            powers=powers,
-        )
+        slot_variables = [slot.tensor.name for each in slots.values() for slot in each]
+        names = [slot_names.today(last_part(each)) for each in slot_variables] if of_tf1 else names or slot_variables
+        name = slot_names.class_of(set(slots), names, is_nadam="momentum_cache" in hyper)
+        if not slots and (of_tf1 or ("momentum" in hyper and "rho" not in hyper)):
+            # In TensorFlow 2, only SGD and RMSprop have a hyperparameter `momentum`, and only RMSprop also has `rho`.
+            name = "SGD"
+        return Optimizer("", family, name, None, iterations, rate, numbers, slots=slots, powers=powers)
 
     def _with_lists(self, node: int, family: str) -> Optimizer:
         """Read a Keras 3 or tf_keras optimizer, which stores a list of variables for each slot."""
@@ -205,33 +221,24 @@ class _Graph:
         order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
         lists: dict[str, list[Slot]] = {}
         for attribute, child in children.items():
-            if attribute in ("_variables", "_trainable_variables"):
-                continue
             entries = self._children[child]
-            if not entries or not all(i.isdigit() for i in entries):
+            if attribute in ("_variables", "_trainable_variables") or not all(i.isdigit() for i in entries):
                 continue
             for i in sorted(entries, key=int):
                 tensor = self.tensor(entries[i])
                 if tensor is not None:
                     owner = self.tensor(order[i]) if i in order else None
-                    lists.setdefault(attribute, []).append(Slot(tensor, owner, tensor.name))
+                    lists.setdefault(attribute, []).append(Slot(tensor, owner))
+                    self._read.add(entries[i])
         names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
-        names += [each[0].name.partition("/")[0] for each in lists.values()]
-        # tf_keras may omit the optimizer's name from the names of slot variables. RMSprop and Adam can still be told
-        # apart by the name of the velocity slot.
-        slot = lists["_velocities"][0].name if "_velocities" in lists else ""
-        more = [each for part, each in _CLASS_BY_SLOT.items() if part in slot.split("/")]
-        name = slot_names.class_of_lists(set(lists), set(children), names)
-        if name is None and more:
-            name = slot_names.class_of_lists(set(lists), set(children), more)
-        return Optimizer(
-            path="",
-            family=family,
-            name=name,
-            iterations=self._number(node, "_iterations"),
-            learning_rate=self._number(node, "_learning_rate"),
-            slots=slot_names.canonical(name, lists),
-        )
+        names += [each[0].tensor.name.partition("/")[0] for each in lists.values()]
+        if family == "tf_keras":
+            names += [each for slot, each in _CLASS_BY_SLOT.items() if slot in names][:1]
+        name = slot_names.class_of(set(lists), names, is_nadam=self._number(node, "_u_product") is not None)
+        if name is None and not lists and "momentums" in children:
+            name = "SGD"
+        iterations, rate = self._number(node, "_iterations"), self._number(node, "_learning_rate")
+        return Optimizer("", family, name, None, iterations, rate, slots=slot_names.canonical(name, lists))
 
     def variables(self) -> tuple[list[Tensor], bool]:
         """Return the variables outside the optimizers, and whether their order is known to be Keras's order. The caller
@@ -239,8 +246,7 @@ class _Graph:
         lists = [self._children[node].get("_trainable_variables") for node in sorted(self._of_optimizers)]
         orders = [self._items(node) for node in lists if node is not None]
         listed = {node for order in orders for node in order}
-        trained = listed | {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
-        own = self._of_optimizers - trained
+        own = self._of_optimizers - self._trained
         reached = self._in_keras_order(own, listed)
         # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
         # of their variables among the other variables are unknown.
@@ -276,28 +282,3 @@ class _Graph:
                 parts.sort(key=lambda part: (self._attribute(part) is None, part not in listed))
                 waiting += reversed(parts)
         return order
-
-    def objects(self, wanted: set[str]) -> dict[str, dict[str, str]]:
-        """Return the part of the object graph that leads to the given paths, without the objects inside optimizers."""
-        objects: dict[str, dict[str, str]] = {}
-        others: set[int] = set()
-
-        def leads_there(node: int, above: tuple[int, ...]) -> bool:
-            path = self._paths[node]
-            if path in wanted or path in objects:
-                return True
-            if node in others or node in above or node in self._of_optimizers:
-                return False
-            parts = {
-                name: self._paths[part]
-                for name, part in self._children[node].items()
-                if leads_there(part, (*above, node))
-            }
-            if not parts:
-                others.add(node)
-                return False
-            objects[path] = parts
-            return True
-
-        leads_there(0, ())
-        return objects

@@ -7,7 +7,6 @@ import math
 import os
 import pathlib
 import re
-import zipfile
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import object_graphs, savers
@@ -24,13 +23,12 @@ def read(path: str | os.PathLike[str]) -> File:
     >>> from tf_lossscale import LossScaleOptimizer
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
     >>> prefix = tf.train.Checkpoint(optimizer=optimizer).write(tempfile.mkdtemp() + "/ckpt")
-    >>> read(prefix).optimizers[0].scale
+    >>> read(prefix).optimizers[0].scale_state["loss_scale"]
     8.0
 
     Args:
         path: a checkpoint's prefix (`ckpt-1`) or one of its files (`ckpt-1.index`), a folder of checkpoints, a
-            SavedModel's folder, or a `.keras`, `.h5` or `.weights.h5` file. From a folder of checkpoints, the latest
-            checkpoint is read.
+            SavedModel's folder, or an `.h5` file. From a folder of checkpoints, the latest checkpoint is read.
 
     Returns:
         The optimizers and variables in the file.
@@ -52,18 +50,22 @@ def _read(given: str) -> File:
             return _saved_model(path)
         return _checkpoint(_only_checkpoint_in(path))
     if path.is_file() and prefix == given:
-        # `keras_files` imports TensorFlow, which is slow, so it is imported only for Keras files.
-        from tf_lossscale.migrate.checkpoints import keras_files
-
         with explaining_damage(given, "its header"), path.open("rb") as file:
             begin = file.read(8)
-        if begin[:4] == b"PK\x03\x04" or zipfile.is_zipfile(path):
-            return keras_files.read_archive(given)
+        if begin[:4] == b"PK\x03\x04":
+            raise UnreadableError(
+                f"{given}: a .keras file is loaded by the Keras library that wrote it, with the optimizer's iterations "
+                "and slots. Call `model = keras.models.load_model(path)`, and pass `model.optimizer` to "
+                "migrate.restore in place of the path."
+            )
         if begin == b"\x89HDF\r\n\x1a\n":
-            return keras_files.read_h5(given)
+            # `h5_files` imports TensorFlow, which is slow, so it is imported only for `.h5` files.
+            from tf_lossscale.migrate.checkpoints import h5_files
+
+            return h5_files.read(given)
         if not pathlib.Path(f"{given}.index").exists():
             raise UnreadableError(
-                f"{given}: the file is neither a checkpoint nor a .keras or .h5 model. If it should be one of these, "
+                f"{given}: the file is neither a checkpoint nor an .h5 model. If it should be one of these, "
                 "it is damaged. For a tf.train.Checkpoint, pass the prefix, without .index or .data."
             )
     return _checkpoint(prefix)
@@ -82,25 +84,12 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
         return latest
     prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index"))
     if not prefixes:
-        return _only_checkpoint_below(folder)
+        raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
     if len(prefixes) > 1:
         raise UnreadableError(
             f"{folder}: the folder has {len(prefixes)} checkpoints. Pass one of them, for example {prefixes[-1]}."
         )
     return prefixes[0]
-
-
-def _only_checkpoint_below(folder: pathlib.Path) -> str:
-    """Find the only subfolder that contains checkpoints, such as `runs/checkpoint`, and return the latest checkpoint in
-    it."""
-    below = sorted({file.parent for file in folder.glob("*/*.index")})
-    if not below:
-        raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
-    if len(below) > 1:
-        raise UnreadableError(
-            f"{folder}: {len(below)} of its subfolders have checkpoints. Pass one of them, for example {below[-1]}."
-        )
-    return _only_checkpoint_in(below[0])
 
 
 def _checkpoint(prefix: str) -> File:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_lossscale.families import registry as families
-from tf_lossscale.migrate.checkpoints import matching
+from tf_lossscale.migrate.checkpoints import live, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
@@ -33,7 +34,8 @@ class Restored:
         iterations: the number of steps taken.
         loss_scale: the loss scale.
         dynamic_counter: the number of finite steps that count towards the next growth of the scale.
-        notes: the reasons why the next steps will differ numerically from the steps of the saved optimizer.
+        notes: the values that could not be restored, and the other reasons why the next steps will differ numerically
+            from the steps of the saved optimizer.
     """
 
     iterations: int | None
@@ -43,7 +45,7 @@ class Restored:
 
 
 def restore(
-    checkpoint_path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | AnyOptimizer,
     optimizer: AnyOptimizer,
     variables: Iterable[Variable] | Mapping[str, Variable],
     *,
@@ -52,8 +54,9 @@ def restore(
     """Restore variables, and the state of their optimizer, from a checkpoint written by another library or version.
 
     The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the corresponding Keras 3 or
-    tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counter are copied to the wrapper. If the
-    file does not match the optimizer or the variables, an error is raised and nothing changes.
+    tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counts are copied to the wrapper. If the
+    file does not match the optimizer or the variables, an error is raised and nothing changes. Each value that only one
+    of the two optimizers has is named in a note.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -68,93 +71,91 @@ def restore(
     (1, 64.0, 1)
 
     Args:
-        checkpoint_path: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint from
-            `tf.train.Checkpoint` or `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or a `.keras` or
-            `.h5` file.
+        source: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint from `tf.train.Checkpoint` or
+            `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or an `.h5` file. Or an optimizer, such
+            as the `optimizer` of a model that its own library has loaded from a `.keras` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
             file by name, or by order and shape if the names differ. A dict maps names, as shown by `tf-lossscale
-            inspect`, to variables.
+            inspect`, to variables. If `source` is an optimizer, these are the variables that it trained.
         name: the optimizer's path in the file, as `tf-lossscale inspect` shows it; required if the file contains
             several optimizers.
 
     Returns:
-        The restored values, and notes if the next steps will differ numerically from those of the saved optimizer.
+        The restored values, and notes about values that were not restored and about steps that will differ numerically.
 
     Raises:
-        FileNotFoundError: there is no file at `checkpoint_path`.
+        FileNotFoundError: there is no file at `source`.
         ValueError: the file is damaged, or does not match the optimizer or the variables. The message names the part
             that is damaged or does not match.
-        TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
+        TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer.
     """
-    file = read(checkpoint_path)
-    return restore_from(file, _chosen(file, name), optimizer, variables)
-
-
-def restore_from(file: File, saved: Optimizer, optimizer: Any, variables: Any) -> Restored:
-    """Restore variables and an optimizer's state, as `restore` does, from a file that has already been read.
-
-    Args:
-        file: the result of `read`.
-        saved: one of the file's optimizers.
-        optimizer: the optimizer to restore into, as in `restore`.
-        variables: the variables to restore, as in `restore`.
-
-    Returns:
-        The restored values, in the form that `restore` returns.
-
-    Raises:
-        ValueError: the file does not match the optimizer or the variables.
-        TypeError: the optimizer is not a Keras 3 or tf_keras optimizer.
-    """
-    inner = optimizer
-    while hasattr(inner, "inner_optimizer"):
-        inner = inner.inner_optimizer
-    target = target_of(inner)
-    if target is None:
-        raise TypeError(
-            f"`optimizer` must be an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, but got: "
-            f"{optimizer!r}. For an optimizer from tf.compat.v1.train, use "
-            "tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
-        )
-    kind = _class_of(file, saved, inner)
+    target = _target("optimizer", optimizer)
+    if isinstance(variables, Mapping):
+        named = dict(variables)
+    else:
+        variables = list(variables)
+        named = {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
+    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), named)
+    saved = _chosen(file, name)
+    kind = _class_of(file, saved, target.inner)
     saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
     pairs = matching.pairs(file, variables)
-    notes = [*matching.notes(pairs), *_notes(saved, kind, inner, target)]
-    iterations = _iterations(file, saved, inner, notes)
-    _check_count(file, "iterations", iterations)
-    _check_count(file, "the counter", saved.counter)
+    notes = Notes([*file.notes, *matching.notes(pairs)])
+    notes.compare(saved, kind, target)
+    steps = _steps(file, saved, target, notes)
+    micro_steps = None if steps is None else _micro_steps(saved, steps, target, notes)
+    _check_counts(file, {**saved.scale_state, "iterations": micro_steps or 0})
     values = [(variable, tensor.value()) for tensor, variable in pairs]
-    planned = _planned_slots(file, saved, kind, pairs, inner, notes)
-    family: Any = families.family_of(inner)
+    trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
+    slots = _slots(file, saved, kind, pairs, target.inner, notes)
+    family: Any = families.family_of(target.inner)
     if not family.is_built:
-        builds = family if optimizer is inner else optimizer
+        builds: Any = optimizer if target.is_wrapped else family
         # Optimizers from tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
         build = getattr(builds, "build", None) or builds._create_all_weights
-        build([variable for variable, _ in values if getattr(variable, "trainable", True)])
-    values += _places(file, target, inner, kind, planned, values, notes)
+        build([variable for variable, _ in trained])
+    if getattr(target.inner, "use_ema", False):
+        # An average that was not saved starts at its variable's value.
+        slots = [*(("average", variable, value) for variable, value in trained), *slots]
+    places = _places(file, target, kind, slots, notes)
+    if micro_steps is not None:
+        places.append((target.iterations(), micro_steps))
+        steps = int(micro_steps // target.micro_steps)
+        if kind == "Nadam":
+            attribute, decay = target.nadam_product
+            product = slot_names.nadam_product(target.number("beta_1"), steps, decay)
+            places.append((getattr(target.inner, attribute), product))
+    scale = _scale(saved, target, notes)
+    places += [(target.scale_variables()[key], value) for key, value in scale.items()]
+    known = {id(target.learning_rate()), *(id(variable) for variable, _ in places)}
+    rest = [each for each in (*target.variables(), *target.variables_of_own_rule()) if id(each) not in known]
+    notes.unset += [matching.name_of(variable) for variable in rest]
 
     # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
-    for variable, value in values:
+    for variable, value in (*values, *places):
         variable.assign(value)
-    if iterations is not None:
-        target.set_iterations(iterations)
-    if kind == "Nadam" and iterations is not None:
-        attribute, decay = target.nadam_product
-        getattr(inner, attribute).assign(slot_names.nadam_product(_number(inner, "beta_1"), iterations, decay))
-    if saved.learning_rate is not None:
-        rate = target.learning_rate()
-        # If the given optimizer has a learning rate schedule, it keeps the schedule.
-        if not callable(rate) or hasattr(rate, "assign"):
-            inner.learning_rate = saved.learning_rate
-    scale = _set_loss_scale(optimizer, saved)
-    return Restored(iterations, scale, None if scale is None else saved.counter, tuple(notes))
+    if saved.learning_rate is not None and not target.has_schedule:
+        target.inner.learning_rate = saved.learning_rate
+    return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), notes.all())
 
 
-def _check_count(file: File, what: str, count: float | None) -> None:
-    if count is not None and not 0 <= count < 2**63:
-        raise ValueError(f"{file.path}: {what} must be a number of steps from 0 to 2**63 - 1, but is {count:g}.")
+def _target(argument: str, optimizer: Any) -> Target:
+    target = target_of(optimizer)
+    if target is None:
+        raise TypeError(
+            f"`{argument}` must be an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy"
+            f"{', or a path' if argument == 'source' else ''}, but got: {optimizer!r}. For an optimizer from "
+            "tf.compat.v1.train, use tf.compat.v1.train.Saver(tf_lossscale.migrate.saver_names(path))."
+        )
+    return target
+
+
+def _check_counts(file: File, counts: Mapping[str, float]) -> None:
+    for name, count in counts.items():
+        if name != "loss_scale" and not 0 <= count < 2**63:
+            raise ValueError(f"{file.path}: {name} must be a number of steps from 0 to 2**63 - 1, but is {count:g}.")
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -168,40 +169,34 @@ def _chosen(file: File, name: str | None) -> Optimizer:
 
 
 def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
-    kind = next((c.__name__ for c in type(inner).__mro__ if c.__name__ in slot_names.ATTRIBUTES), None)
+    kind = slot_names.known_class(inner)
     if kind is None:
         supported = ", ".join(slot_names.ATTRIBUTES)
         raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
-    what = saved.path or "the optimizer"
-    if not slot_names.fits(saved.name, kind):
+    given, slots, needed = type(inner).__name__, set(slot_names.canonical(kind, saved.slots)), slot_names.required(kind)
+    fits = saved.name in (None, given, kind) or {saved.name, kind} == {"Adam", "AdamW"}
+    if not fits or (slots and not needed <= slots):
+        there, needed_there = (", ".join(sorted(each)) or "none" for each in (slots, needed))
         raise ValueError(
-            f"{file.path}: {what} is of class {saved.name}, but the given optimizer is {type(inner).__name__}. Create "
-            "an optimizer of the same class as the one in the file."
-        )
-    there = set(slot_names.canonical(kind, saved.slots))
-    lacking = slot_names.required(kind) - there
-    if lacking and there:
-        raise ValueError(
-            f"{file.path}: {what} has the slots {_joined(there)}, but {type(inner).__name__} also needs "
-            f"{_joined(lacking)}. Create an optimizer of the same class as the one in the file."
+            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name or '(unknown)'}, but the given "
+            f"optimizer is {given}. The slots in the file are {there}, and {given} needs {needed_there}. Create an "
+            "optimizer of the same class as the one in the file."
         )
     return kind
 
 
-def _joined(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-def _planned_slots(
-    file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any, notes: list[str]
+def _slots(
+    file: File, saved: Optimizer, kind: str, pairs: list[Any], inner: Any, notes: Notes
 ) -> list[tuple[str, Any, Any]]:
     """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
-    planned = []
+    found = []
+    lost: dict[str, None] = {}
     by_order: dict[str, None] = {}
     for slot, each in saved.slots.items():
         if slot not in slot_names.ATTRIBUTES[kind]:
+            lost[f"the slots {slot}"] = None
             continue
         named = [owner for _, owner in matching.with_owners(each, file, [])]
         for (tensor, owner), sure in zip(matching.with_owners(each, file, trained), named):
@@ -211,6 +206,7 @@ def _planned_slots(
                     "all variables that the optimizer trained, in the order in which they were passed to its build()."
                 )
             if owner.path not in variable_of:
+                lost[f"the slots of {owner.path}"] = None
                 continue
             variable = variable_of[owner.path]
             if tensor.shape != tuple(variable.shape):
@@ -224,55 +220,50 @@ def _planned_slots(
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
                 # negative learning rate.
                 value = np.float32(-_learning_rate_now(inner)) * value
-            planned.append((slot, variable, value))
+            found.append((slot, variable, value))
             if sure is None and [other.shape for other in trained].count(tensor.shape) > 1:
                 by_order[matching.name_of(variable)] = None
+    notes.lost += lost
     if by_order:
-        notes.append(
+        notes.texts.append(
             "The file does not say which variables the slots belong to. They were matched with `variables` in the "
             f"order of the optimizer's build(): {', '.join(by_order)}."
         )
-    return planned
+    return found
 
 
 def _places(
-    file: File, target: Target, inner: Any, kind: str, planned: list[Any], values: list[Any], notes: list[str]
+    file: File, target: Target, kind: str, slots: list[tuple[str, Any, Any]], notes: Notes
 ) -> list[tuple[Any, Any]]:
-    """Return (optimizer variable, new value) pairs for all slots and for the moving averages of the variables."""
-    places, missing = [], set()
-    try:
-        for slot, variable, value in planned:
+    """Return (optimizer variable, new value) pairs for the slots."""
+    places: dict[int, tuple[Any, Any]] = {}
+    missing: dict[str, None] = {}
+    for slot, variable, value in slots:
+        try:
             place = target.slot(variable, slot, slot_names.ATTRIBUTES[kind][slot])
-            if place is None:
-                missing.add(slot)
-            else:
-                places.append((place, value))
-        if getattr(inner, "use_ema", False):
-            for variable, value in values:
-                if getattr(variable, "trainable", True):
-                    places.append((target.slot(variable, "", "_model_variables_moving_average"), value))
-    except KeyError as error:
-        raise ValueError(
-            f"{file.path}: the given {type(inner).__name__} was not built for all of `variables`. Restore into a new "
-            "optimizer, or pass the variables that this one was built for."
-        ) from error
-    if missing:
-        notes.append(
-            f"{type(inner).__name__} has no slots for the file's {', '.join(sorted(missing))}. Create it with the "
-            "arguments that the saved one had (momentum, centered, amsgrad)."
-        )
-    return places
+        except KeyError as error:
+            raise ValueError(
+                f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
+                "into a new optimizer, or pass the variables that this one was built for."
+            ) from error
+        if place is None:
+            missing[f"the slots {slot}"] = None
+        else:
+            places[id(place)] = place, value
+    notes.lost += missing
+    return list(places.values())
 
 
-def _iterations(file: File, saved: Optimizer, inner: Any, notes: list[str]) -> int | None:
+def _steps(file: File, saved: Optimizer, target: Target, notes: Notes) -> int | None:
+    """Return the saved step count. Compute it from the powers of the betas if the file contains them."""
     if "beta1_power" in saved.powers:
-        betas = (float(_number(inner, "beta_1")), float(_number(inner, "beta_2")))
+        betas = (target.number("beta_1"), target.number("beta_2"))
         steps = slot_names.steps_of_powers(saved.powers, betas)
         if steps is not None:
             return steps
         fewest = slot_names.fewest_steps(saved.powers, betas)
         if fewest is not None and (saved.iterations or 0) < fewest:
-            notes.append(
+            notes.texts.append(
                 f"The file does not hold the step count, and beta1_power and beta2_power are too small to compute it. "
                 f"The optimizer continues from step {fewest}, which gives the same steps with a constant learning "
                 "rate. For a learning rate schedule, assign the true step count to `optimizer.iterations`."
@@ -286,35 +277,21 @@ def _iterations(file: File, saved: Optimizer, inner: Any, notes: list[str]) -> i
     return saved.iterations
 
 
-def _notes(saved: Optimizer, kind: str, inner: Any, target: Target) -> list[str]:
-    notes = []
-    old, new = not saved.slots_are_lists, target.slots_are_lists
-    other = not saved.of_tf1 and old == new
-    momentum = saved.hyperparameters.get("momentum") or "momentum" in saved.slots
-    same = kind == "RMSprop" and momentum
-    if other and not same and kind in slot_names.DIFFERENCES:
-        notes.append(slot_names.DIFFERENCES[kind])
-    if old and new and saved.hyperparameters.get("decay"):
-        notes.append(
-            f"The file's learning rate decays, with decay={saved.hyperparameters['decay']:g}. Pass the optimizer the "
-            f"schedule InverseTimeDecay({saved.learning_rate:g}, 1, {saved.hyperparameters['decay']:g})."
+def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> int:
+    """Return the new value of the optimizer's step count. In Keras 3, it counts the micro-steps of an accumulation."""
+    if "gradient_accumulator" not in saved.slots:
+        return steps * target.micro_steps
+    there = saved.hyperparameters.get("gradient_accumulation_steps")
+    if there is None:
+        notes.texts.append(
+            f"The file counts {steps} micro-steps, but does not contain gradient_accumulation_steps. With the "
+            f"optimizer's own value, {target.micro_steps}, these are {steps // target.micro_steps} steps."
         )
-    for name, value in saved.hyperparameters.items():
-        here = None if old and name == "weight_decay" else _number(inner, name)
-        if (
-            isinstance(here, (int, float))
-            and name not in ("decay", "ema_momentum")
-            and not np.isclose(here, value, 1e-6)
-        ):
-            notes.append(
-                f"The file was written with {name}={value:g}, but the optimizer keeps its own value, {here:g}."
-            )
-    return notes
-
-
-def _number(inner: Any, name: str) -> Any:
-    value = getattr(inner, name, None)
-    return value if value is None or not hasattr(value, "numpy") else value.numpy().item()
+    elif there != target.micro_steps:
+        del saved.slots["gradient_accumulator"]
+        notes.lost.append(f"the slots gradient_accumulator of {steps % there:g} micro-steps")
+        return int(steps // there) * target.micro_steps
+    return steps
 
 
 def _learning_rate_now(inner: Any) -> float:
@@ -322,22 +299,24 @@ def _learning_rate_now(inner: Any) -> float:
     return float(rate(inner.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
 
 
-def _set_loss_scale(optimizer: Any, saved: Optimizer) -> float | None:
-    """Set the loss scale and its counter, and return the scale.
+def _scale(saved: Optimizer, target: Target, notes: Notes) -> dict[str, Any]:
+    """Return the new values of the loss scale and its counts."""
+    here, places, state = target.scale(), target.scale_variables(), saved.scale_state
+    if saved.scale_is_fixed and not places and here is not None and state.get("loss_scale") == here:
+        state = {key: value for key, value in state.items() if key != "loss_scale"}
+        notes.lost += _named(state)
+        return {}
+    known = {} if saved.scale_is_fixed else {key: value for key, value in state.items() if key in places}
+    lost = _named({key: value for key, value in state.items() if key not in known})
+    notes.lost += [f"a fixed loss scale ({', '.join(lost) or 'without its value'})"] if saved.scale_is_fixed else lost
+    if not known:
+        notes.unset += [] if here is None else [f"the loss scale ({here:g})"]
+        return {}
+    # An optimizer that does not count overflows has counted none.
+    notes.unset += [] if "dynamic_counter" in known else ["the counter of the loss scale"]
+    return known if "bad_steps" in known or "bad_steps" not in places else {**known, "bad_steps": 0}
 
-    If the file or the optimizer has no loss scale, change nothing and return None.
-    """
-    if saved.scale is None:
-        return None
-    state: Any = getattr(optimizer, "_loss_scale", None)
-    # The counter is called `good_steps` in this package, and `counter` in tf_keras.
-    for counter in ("good_steps", "counter"):
-        if hasattr(state, "current_loss_scale") and hasattr(state, counter):
-            state.current_loss_scale.assign(saved.scale)
-            getattr(state, counter).assign(saved.counter or 0)
-            return float(state.current_loss_scale.numpy())
-    if hasattr(optimizer, "dynamic_scale"):
-        optimizer.dynamic_scale.assign(saved.scale)
-        optimizer.step_counter.assign(saved.counter or 0)
-        return saved.scale
-    return None
+
+def _named(state: Mapping[str, float]) -> list[str]:
+    """Return the values of a loss scale with their names, without counts of 0."""
+    return [f"{key}={value:g}" for key, value in state.items() if value or key == "loss_scale"]

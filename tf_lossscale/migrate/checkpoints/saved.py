@@ -1,4 +1,4 @@
-"""Classes for the contents of a checkpoint or saved model, whatever its file format."""
+"""Classes for the contents of a checkpoint, a saved model or a live optimizer, whatever its format."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ LIBRARIES = {
     "tf_keras": "tf_keras",
     "tf_keras_legacy": "TensorFlow 2, or tf_keras.optimizers.legacy",
     "tf1": "TensorFlow 1",
+}
+
+#: Maps each value of a dynamic loss scale, by its key in `LossScale.state()`, to the names that it has had.
+SCALE_NAMES = {
+    "loss_scale": ("current_loss_scale", "dynamic_scale", "loss_scale"),
+    "dynamic_counter": ("good_steps", "step_counter", "counter"),
+    **{name: (name,) for name in ("bad_steps", "skipped_steps", "skipped_in_a_row", "total_steps")},
 }
 
 
@@ -56,11 +63,8 @@ class Slot(NamedTuple):
     """A tensor that an optimizer keeps for one trained variable, for example its momentum."""
 
     tensor: Tensor
-    #: The trained variable, or None if it is unknown.
+    #: The trained variable, or None if it is unknown. Then the variable is looked up by the tensor's name.
     owner: Tensor | None
-    #: A name that may end with the name of the trained variable. If `owner` is None, the variable is looked up by this
-    #: name.
-    name: str
 
 
 @dataclasses.dataclass
@@ -75,31 +79,28 @@ class Optimizer:
     name: str | None
     #: The wrapper around the optimizer, as `tf-lossscale inspect` shows it, or None if the optimizer was not wrapped.
     wrapper: str | None = None
+    #: The step count. With gradient accumulation in Keras 3, it counts micro-steps.
     iterations: int | None = None
-    scale: float | None = None
-    counter: int | None = None
     learning_rate: float | None = None
+    #: The other hyperparameters, and the arguments of the wrapper's rules, as far as the file contains them.
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
+    wrapper_arguments: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: The state of the loss scale, with the keys of `LossScale.state()`. A fixed scale has only a `loss_scale`.
+    scale_state: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: Whether the loss scale is known to be fixed.
+    scale_is_fixed: bool = False
     #: Maps each slot name, for example "momentum", to the slots of all trained variables. These are the slot names that
     #: TensorFlow 2 uses, or the names in the file if the optimizer's class is unknown.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
     powers: dict[str, float] = dataclasses.field(default_factory=dict)
-    #: Whether the file holds the configs of the optimizer and of its wrapper, with all of their arguments.
-    has_config: bool = False
-    #: The arguments of the wrapper, as read from its config in the file.
-    wrapper_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: The paths of the remaining variables of the optimizer and of its wrapper. Their meaning is unknown.
+    others: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def of_tf1(self) -> bool:
         """Whether this is a TensorFlow 1 optimizer, whose files do not contain the learning rate."""
         return self.family == "tf1"
-
-    @property
-    def scale_is_fixed(self) -> bool:
-        """Whether the optimizer was wrapped with a fixed loss scale."""
-        dynamic = self.wrapper_arguments.get("dynamic", True) if self.has_config else self.counter is not None
-        return self.wrapper is not None and not dynamic
 
     @property
     def slots_are_lists(self) -> bool:
@@ -108,23 +109,33 @@ class Optimizer:
         return self.family in ("keras3", "tf_keras")
 
 
+def scale_values(get: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the values of a dynamic loss scale. If there is no loss scale, return an empty dict.
+
+    >>> scale_values({"dynamic_scale": 8.0, "step_counter": 3}.get)
+    {'loss_scale': 8.0, 'dynamic_counter': 3}
+
+    Args:
+        get: a function that takes a name and returns the value with this name, or None.
+    """
+    found = {key: [value for name in names if (value := get(name)) is not None] for key, names in SCALE_NAMES.items()}
+    return {key: values[0] for key, values in found.items() if values} if found["loss_scale"] else {}
+
+
 @dataclasses.dataclass
 class File:
-    """The contents of a checkpoint or saved model."""
+    """The contents of a checkpoint, a saved model or a live optimizer."""
 
     path: str
     kind: str
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
-    #: Variables outside of models and optimizers, such as the `save_counter` of a `tf.train.Checkpoint`.
-    others: list[Tensor] = dataclasses.field(default_factory=list)
-    #: The object graph. It maps the path of each object to a dict from the names of its children to their paths. It is
-    #: empty if the file has no object graph.
-    objects: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     #: Whether `variables` is in the order in which Keras lists a model's variables. If it is False, variables of one
     #: shape may be in another order.
     order_is_known: bool = True
+    #: What a user of `restore` has to know about the source.
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def ordered_variables(self) -> list[Tensor]:
@@ -137,11 +148,11 @@ def explaining_damage(path: str, part: str) -> Iterator[None]:
     """Turn any error that a library raises for a damaged file into an `UnreadableError`.
 
     >>> try:
-    ...     with explaining_damage("model.keras", "config.json"):
+    ...     with explaining_damage("model.h5", "training_config"):
     ...         raise EOFError("no closing bracket")
     ... except UnreadableError as error:
     ...     print(str(error)[:67])
-    model.keras: config.json cannot be read, because the file is trunca
+    model.h5: training_config cannot be read, because the file is trunc
 
     Args:
         path: the file.

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor
+from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, File, Optimizer, Slot, Tensor, scale_values
 
-_SCALES = ("current_loss_scale", "loss_scale")
-_STATE = (*_SCALES, "good_steps", "bad_steps", "beta1_power", "beta2_power")
+_POWERS = ("beta1_power", "beta2_power")
+_STATE = {*_POWERS, *(name for names in SCALE_NAMES.values() for name in names)}
 
 
 def read(path: str, names: list[str], tensor: Any) -> File:
@@ -33,7 +33,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
             variable, optimizer, number = of
             owners.setdefault(optimizer, {}).setdefault(variable, []).append((number, name))
     optimizers = [_optimizer(*each, tensors) for each in owners.items()]
-    scaled = any(last_part(name) in _SCALES for name in state)
+    scaled = any(last_part(name) in SCALE_NAMES["loss_scale"] for name in state)
     # An optimizer without slots leaves nothing in the file except its loss scale.
     if scaled and not optimizers:
         optimizers = [Optimizer(path="", family="tf1", name="SGD")]
@@ -73,7 +73,7 @@ def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[st
     slots: dict[str, list[Slot]] = {}
     for variable, parts in of.items():
         for number, key in parts:
-            slots.setdefault(called[number], []).append(Slot(tensors[key], tensors[variable], variable))
+            slots.setdefault(called[number], []).append(Slot(tensors[key], tensors[variable]))
     today = slot_names.today(name) if fitting else None
     return Optimizer(path=name, family="tf1", name=today, slots=slots)
 
@@ -91,11 +91,11 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     of_several = any(len(each) > 1 for name, each in values.items() if name.endswith("_power"))
     if optimizer.iterations is None and step is not None and not of_several:
         optimizer.iterations = int(step.value())
-    for name in _SCALES:
-        if name in agreed:
-            optimizer.scale = agreed[name]
-            contrib = name == "loss_scale"
-            optimizer.wrapper = (
-                "contrib's LossScaleOptimizer" if contrib else "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
-            )
-            optimizer.counter = int(agreed["good_steps"]) if "good_steps" in agreed else None
+    optimizer.others = [name for name in state if last_part(name) not in {*agreed, *_POWERS}]
+    optimizer.scale_state = scale_values(agreed.get)
+    if optimizer.scale_state:
+        optimizer.wrapper = (
+            "contrib's LossScaleOptimizer"
+            if "loss_scale" in agreed
+            else "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
+        )

@@ -7,21 +7,32 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# Maps the slots that an optimizer of any class in Keras 3 or tf_keras may have to the attributes that hold them.
+_OF_ANY_CLASS = {"average": "_model_variables_moving_average", "gradient_accumulator": "_accumulated_gradients"}
 # Maps each class to a dict. Its keys are slot names in TensorFlow 2.0 to 2.10 and tf_keras.optimizers.legacy. Its
 # values are the attributes that hold these slots in Keras 3 and tf_keras.
 ATTRIBUTES: dict[str, dict[str, str]] = {
-    "SGD": {"momentum": "momentums"},
-    "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
-    "AdamW": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
-    "Nadam": {"m": "_momentums", "v": "_velocities"},
-    "Adamax": {"m": "_m", "v": "_u"},
-    "RMSprop": {"rms": "_velocities", "momentum": "_momentums", "mg": "_average_gradients"},
-    "Adagrad": {"accumulator": "_accumulators"},
-    "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
-    "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
+    name: {**attributes, **_OF_ANY_CLASS}
+    for name, attributes in {
+        "SGD": {"momentum": "momentums"},
+        "Adam": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
+        "AdamW": {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"},
+        "Nadam": {"m": "_momentums", "v": "_velocities"},
+        "Adamax": {"m": "_m", "v": "_u"},
+        "RMSprop": {"rms": "_velocities", "momentum": "_momentums", "mg": "_average_gradients"},
+        "Adagrad": {"accumulator": "_accumulators"},
+        "Adadelta": {"accum_grad": "_accumulated_grads", "accum_var": "_accumulated_delta_vars"},
+        "Ftrl": {"accumulator": "_accumulators", "linear": "_linears"},
+    }.items()
 }
 # Maps the name of each optional slot to the name of the argument that makes an optimizer create this slot.
-OPTIONAL = {"momentum": "momentum", "mg": "centered", "vhat": "amsgrad"}
+OPTIONAL = {
+    "momentum": "momentum",
+    "mg": "centered",
+    "vhat": "amsgrad",
+    "average": "use_ema",
+    "gradient_accumulator": "gradient_accumulation_steps",
+}
 
 # Maps each optimizer class in `tf.compat.v1.train` to the possible lists of its slots. Files written by
 # `tf.compat.v1.train.Saver` contain numbers instead of slot names. The numbers follow the order of these lists.
@@ -33,9 +44,6 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adadelta": (("accum_grad", "accum_var"),),
     "Ftrl": (("accumulator", "linear"),),
 }
-# Lower-case names of optimizers that are not supported, although their slots have the same names as the slots of an
-# optimizer in `ATTRIBUTES`.
-_OF_NO_KNOWN_CLASS = {"lion", "sgdw"}
 # Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
@@ -85,66 +93,47 @@ def today(name: str) -> str:
     return _TODAY.get(name, name)
 
 
-def class_of(slots: set[str], others: set[str], names: Iterable[str], of_tf1: bool = False) -> str | None:
-    """Infer an optimizer's class from its slots. If several classes have these slots, use the given names as well.
+def class_of(slots: set[str], names: Iterable[str], is_nadam: bool = False) -> str | None:
+    """Find an optimizer's class by its slots and by the names of its variables.
 
-    >>> class_of({"m", "v"}, {"beta_1"}, ["Adamax/beta_1"])
-    'Adamax'
-
-    Args:
-        slots: the names that TensorFlow 2 uses for the optimizer's slots.
-        others: the names of the optimizer's other variables.
-        names: names that contain the optimizer's own name, such as names of its variables.
-        of_tf1: whether the optimizer is from `tf.compat.v1.train`, which has no AdamW and no Adamax.
-
-    Returns:
-        A key of `ATTRIBUTES`, or None if the class is unknown.
-    """
-    if "momentum_cache" in others:
-        return "Nadam"
-    if not slots:
-        # In TensorFlow 2, only SGD and RMSprop have a hyperparameter `momentum`, and only RMSprop also has `rho`.
-        return "SGD" if of_tf1 or ("momentum" in others and not others & {"rho"}) else None
-    fitting = [name for name in ATTRIBUTES if required(name) <= slots <= set(ATTRIBUTES[name]) and name != "Nadam"]
-    if of_tf1:
-        fitting = [name for name in fitting if name not in ("AdamW", "Adamax")]
-    return _told_by_names(fitting, names)
-
-
-def class_of_lists(attributes: set[str], others: set[str], names: Iterable[str]) -> str | None:
-    """Return the class of a Keras 3 or tf_keras optimizer from its lists of slots.
-
-    >>> class_of_lists({"_momentums", "_velocities"}, set(), ["rmsprop"])
-    'RMSprop'
+    >>> class_of({"m", "v"}, ["Adamax/beta_1"]), class_of({"_momentums", "_velocities"}, ["rmsprop/iteration"])
+    ('Adamax', 'RMSprop')
+    >>> class_of({"m", "v"}, ["LAMB/beta_1"]) is None
+    True
 
     Args:
-        attributes: the names of the optimizer's nonempty lists of variables.
-        others: the names of all attributes of the optimizer that are in the file.
-        names: names that may contain the name of the class, for example the optimizer's own name.
+        slots: the names of the optimizer's slots in TensorFlow 2, or the names of the attributes that hold them.
+        names: names that may contain the class's name, such as the names of the optimizer's variables.
+        is_nadam: whether the optimizer has a product of momenta, which only Nadam has.
 
     Returns:
-        A key of `ATTRIBUTES`, or None if the class is unknown.
+        A key of `ATTRIBUTES`, or None if no name is that of a class with these slots.
     """
-    if "_u_product" in others:
+    if is_nadam:
         return "Nadam"
-    fitting = [
-        name
-        for name, slots in ATTRIBUTES.items()
-        if {slots[slot] for slot in required(name)} <= attributes <= set(slots.values()) and name != "Nadam"
-    ]
-    if not attributes:
-        # Before its first step, no optimizer has slots. After the first step, only SGD without momentum has none.
-        fitting = ["SGD"] if "momentums" in others else [*ATTRIBUTES]
-    return _told_by_names(fitting, names)
-
-
-def _told_by_names(fitting: list[str], names: Iterable[str]) -> str | None:
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
     parts |= {re.sub(r"_\d+$", "", part).replace("_", "") for part in parts}
-    named = {name for name in fitting if name.lower() in parts}
-    if named:
-        return named.pop() if len(named) == 1 else None
-    return fitting[0] if len(fitting) == 1 and not parts & _OF_NO_KNOWN_CLASS else None
+    fitting = [
+        name
+        for name in ATTRIBUTES
+        if not slots or required(name) <= _canonical_names(name, slots) <= {*ATTRIBUTES[name]}
+    ]
+    named = [name for name in fitting if name.lower() in parts]
+    return named[0] if len(named) == 1 else None
+
+
+def _canonical_names(name: str, slots: set[str]) -> set[str]:
+    return {*canonical(name, dict.fromkeys(slots))}
+
+
+def known_class(optimizer: Any) -> str | None:
+    """Return the name of an optimizer's class, or of its base class, that is a key of `ATTRIBUTES`, or None.
+
+    >>> class Adam: pass
+    >>> known_class(Adam()), known_class(3)
+    ('Adam', None)
+    """
+    return next((each.__name__ for each in type(optimizer).__mro__ if each.__name__ in ATTRIBUTES), None)
 
 
 def required(name: str) -> set[str]:
@@ -170,15 +159,6 @@ def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
     return {back.get(attribute, attribute): each for attribute, each in slots.items()}
 
 
-def fits(saved: str | None, wanted: str) -> bool:
-    """Return whether class `wanted` can take over the slots of class `saved`. An unknown class fits every class.
-
-    >>> fits("Adam", "AdamW"), fits("Adam", "SGD"), fits(None, "SGD")
-    (True, False, True)
-    """
-    return saved is None or saved == wanted or {saved, wanted} == {"Adam", "AdamW"}
-
-
 def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -> list[tuple[str, ...]]:
     """Return the order of slots in files that hold an optimizer's variables as a list.
 
@@ -194,16 +174,19 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
         Groups of slots, in the order of the file. Within a group the file lists all slots of the first variable, then
         all slots of the second variable, and so on. The list is empty for an unknown class.
     """
+    if name not in ATTRIBUTES:
+        return []
     # tf_keras's SGD creates its momentum slots even if the momentum is 0.
-    always = name == "SGD" and family == "tf_keras"
-    order = [
-        slot for slot in ATTRIBUTES.get(name or "", {}) if always or slot not in OPTIONAL or config.get(OPTIONAL[slot])
-    ]
-    together = name == "Ftrl" if family == "tf_keras_legacy" else name != "RMSprop"
-    if not together:
-        return [(slot,) for slot in order]
-    first = tuple(slot for slot in order if slot != "vhat")
-    return [group for group in (first, ("vhat",) if "vhat" in order else ()) if group]
+    config = {**config, "momentum": True} if name == "SGD" and family == "tf_keras" else config
+    slots = [slot for slot in ATTRIBUTES[name] if slot not in OPTIONAL or config.get(OPTIONAL[slot])]
+    own = [slot for slot in slots if slot not in _OF_ANY_CLASS]
+    if name == "Ftrl" if family == "tf_keras_legacy" else name != "RMSprop":
+        together = [tuple(slot for slot in own if slot != "vhat")]
+        own = ["vhat"] if "vhat" in own else []
+    else:
+        together = []
+    of_any = [(slot,) for slot in slots if slot in _OF_ANY_CLASS]
+    return [group for group in (*of_any, *together, *((slot,) for slot in own)) if group]
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:

@@ -1,13 +1,16 @@
-"""Access to the slots, step count and learning rate of each Keras library's optimizers, to restore checkpoints."""
+"""Access to the state of an optimizer of any Keras library, with or without a LossScaleOptimizer around it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tf_lossscale.families import registry
+from tf_lossscale.migrate.checkpoints.saved import scale_values
 
 
-def target_of(inner: Any) -> Target | None:
+def target_of(optimizer: Any) -> Target | None:
     """Return access to an optimizer's state. If its library is not supported, return None.
 
     >>> import tensorflow as tf
@@ -15,17 +18,25 @@ def target_of(inner: Any) -> Target | None:
     0.5
 
     Args:
-        inner: an optimizer without a wrapper.
+        optimizer: an optimizer, with or without a LossScaleOptimizer around it.
     """
+    inner = optimizer
+    while hasattr(inner, "inner_optimizer"):
+        inner = inner.inner_optimizer
     wrapper_class = registry.wrapper_class_of(inner)
-    return None if wrapper_class is None else _TARGETS.get(wrapper_class.__module__, lambda inner: None)(inner)
+    # Each adapter is a module with the name of its library.
+    library = "" if wrapper_class is None else wrapper_class.__module__.removeprefix("tf_lossscale.families.")
+    targets = {"keras3": Target, "tf_keras": _TfKeras, "tf_keras_legacy": _Legacy}
+    return targets[library](optimizer, inner, library) if library in targets else None
 
 
 class Target:
-    """An optimizer of tf_keras, which keeps each kind of slot as a list of variables.
+    """An optimizer of Keras 3, which keeps each kind of slot as a list of variables.
 
     Args:
-        inner: the optimizer.
+        optimizer: the optimizer, with or without a wrapper.
+        inner: the optimizer without its wrapper.
+        library: the optimizer's library, as in `saved.Optimizer.family`.
     """
 
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas.
@@ -33,8 +44,36 @@ class Target:
     #: The attribute with the product of Nadam's momentum coefficients, and the decay of its momentum schedule.
     nadam_product = ("_u_product", 1.0)
 
-    def __init__(self, inner: Any):
+    def __init__(self, optimizer: Any, inner: Any, library: str):
+        self.optimizer = optimizer
         self.inner = inner
+        self.library = library
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether there is a LossScaleOptimizer around the optimizer."""
+        return self.optimizer is not self.inner
+
+    @property
+    def micro_steps(self) -> int:
+        """The number of accumulated gradients in a step, which only Keras 3 can make larger than 1."""
+        return getattr(self.inner, "gradient_accumulation_steps", None) or 1
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate is a schedule or function, and not a number that can be replaced."""
+        rate = self.learning_rate()
+        return callable(rate) and not hasattr(rate, "assign")
+
+    def number(self, name: str) -> Any:
+        """Return a hyperparameter as a number. Return other values, and None for a missing one, unchanged."""
+        value: Any = getattr(self.inner, name, None)
+        return value.numpy().item() if hasattr(value, "numpy") else value
+
+    def variables(self) -> list[Any]:
+        """Return all variables of the optimizer without its wrapper."""
+        variables = self.inner.variables
+        return list(variables() if callable(variables) else variables)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
         """Return a variable's slot. If the slot does not exist, return None.
@@ -52,23 +91,39 @@ class Target:
         return slots[self._index(variable)] if slots else None
 
     def _index(self, variable: Any) -> int:
-        return int(self.inner._index_dict[self.inner._var_key(variable)])
+        return int(self.inner._get_variable_index(variable))
 
-    def set_iterations(self, value: int) -> None:
-        """Set the optimizer's step count."""
-        self.inner.iterations.assign(value)
+    def iterations(self) -> Any:
+        """Return the variable with the step count. With gradient accumulation in Keras 3, it counts micro-steps."""
+        return self.inner._iterations
 
     def learning_rate(self) -> Any:
         """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
 
+    def scale(self) -> float | None:
+        """Return the current loss scale, or None if the optimizer is not wrapped."""
+        if not self.is_wrapped:
+            return None
+        scale = self.optimizer.loss_scale if hasattr(self.optimizer, "_loss_scale") else self.optimizer.dynamic_scale
+        return float(np.asarray(scale))
 
-class _Keras3(Target):
+    def scale_variables(self) -> dict[str, Any]:
+        """Return the variables of a dynamic loss scale, by the keys of `LossScale.state()`. A fixed scale has none."""
+        # Keras 3's own wrapper has these variables itself.
+        holder = getattr(self.optimizer, "_loss_scale", self.optimizer)
+        return scale_values(lambda name: getattr(holder, name, None))
+
+    def variables_of_own_rule(self) -> list[Any]:
+        """Return the variables of a user-defined loss scale that no other loss scale has."""
+        known = {id(variable) for variable in self.scale_variables().values()}
+        variables = getattr(getattr(self.optimizer, "_loss_scale", None), "variables", ())
+        return [variable for variable in variables if id(variable) not in known]
+
+
+class _TfKeras(Target):
     def _index(self, variable: Any) -> int:
-        return int(self.inner._get_variable_index(variable))
-
-    def set_iterations(self, value: int) -> None:
-        registry.family_of(self.inner).set_iterations(value)
+        return int(self.inner._index_dict[self.inner._var_key(variable)])
 
 
 class _Legacy(Target):
@@ -79,13 +134,8 @@ class _Legacy(Target):
         del attribute
         return self.inner.get_slot(variable, name) if name in self.inner.get_slot_names() else None
 
+    def iterations(self) -> Any:
+        return self.inner.iterations
+
     def learning_rate(self) -> Any:
         return self.inner._hyper["learning_rate"]
-
-
-# Maps the module of each wrapper class to the class of targets for the optimizers that it wraps.
-_TARGETS: dict[str, Any] = {
-    "tf_lossscale.families.keras3": _Keras3,
-    "tf_lossscale.families.tf_keras": Target,
-    "tf_lossscale.families.tf_keras_legacy": _Legacy,
-}

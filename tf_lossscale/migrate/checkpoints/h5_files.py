@@ -1,0 +1,115 @@
+"""Reads Keras's `.h5` models."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from tf_lossscale.migrate.checkpoints import listed
+from tf_lossscale.migrate.checkpoints.saved import (
+    File,
+    Optimizer,
+    Tensor,
+    UnreadableError,
+    explaining_damage,
+    scale_values,
+)
+
+
+def read(path: str) -> File:
+    """Read an `.h5` model, or the weights of a model in the same format.
+
+    Args:
+        path: the path of the file.
+
+    Returns:
+        The contents of the file.
+
+    Raises:
+        ValueError: the file is damaged, or Keras did not write it.
+    """
+    with explaining_damage(path, "the HDF5 file"):
+        file = _h5(path)
+        version = _text(file.attrs.get("keras_version", ""))
+        weights = file.get("model_weights", file)
+        if "layer_names" not in weights.attrs:
+            raise UnreadableError(
+                f"{path}: the HDF5 file is not a Keras model in the .h5 format. If it is a .weights.h5 file, load it "
+                "into a compiled model with `model.load_weights(path)`. To restore its optimizer into another one, "
+                "pass `model.optimizer` to migrate.restore in place of the path."
+            )
+    with explaining_damage(path, "training_config"):
+        config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
+        optimizers = [] if not isinstance(config, dict) else [listed.of_config(config, _family(config, version))]
+    with explaining_damage(path, "the weights"):
+        variables = [each for layer in weights.attrs["layer_names"] for each in _tensors(path, weights[_text(layer)])]
+    with explaining_damage(path, "optimizer_weights"):
+        if optimizers and "optimizer_weights" in file:
+            stored = _tensors(path, file["optimizer_weights"])
+            listed.fill(optimizers[0], _without_scale(optimizers[0], stored), optimizers[0].name, variables)
+    writer = f"Keras {version}" if version.startswith("3.") else f"TensorFlow or tf_keras, Keras {version}"
+    return File(path, ".h5", writer, variables, optimizers)
+
+
+def _family(config: dict[str, Any], version: str) -> str:
+    if version.startswith("3."):
+        return "keras3"
+    names = listed.inner_config(config)["config"].keys()
+    return "tf_keras" if names & {"is_legacy_optimizer", "jit_compile"} else "tf_keras_legacy"
+
+
+def _without_scale(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
+    """Read the loss scale and its counts by their names. Return the remaining variables."""
+    if not optimizer.wrapper:
+        return stored
+    named = {each.name.rpartition("/")[2]: each for each in stored}
+    of_scale = scale_values(named.get)
+    optimizer.scale_state |= {key: tensor.value().item() for key, tensor in of_scale.items()}
+    if "dynamic_scale" in named:
+        # Keras 3's own wrapper saves a step count and a learning rate that it does not use.
+        stored = stored[2:]
+    return [tensor for tensor in stored if tensor not in of_scale.values()]
+
+
+def _h5(path: str) -> Any:
+    """Open an HDF5 file. Raise an error if an entry could refer to another file on this machine."""
+    # h5py is always installed, because Keras depends on it.
+    import h5py
+
+    file = h5py.File(path, "r")
+    waiting, seen = [file], set()
+    while waiting:
+        group = waiting.pop()
+        if h5py.h5o.get_info(group.id).addr in seen:
+            continue
+        seen.add(h5py.h5o.get_info(group.id).addr)
+        for name in group:
+            link = group.get(name, getlink=True)
+            item = group[name] if isinstance(link, h5py.HardLink) else None
+            if isinstance(item, h5py.Group):
+                waiting.append(item)
+            elif item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
+                raise UnreadableError(
+                    f"{path}: {group.name.rstrip('/')}/{name} is a link or refers to another file. Keras never "
+                    "writes such an entry, so nothing was read. Get a new copy of the file from its author."
+                )
+    return file
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _tensors(path: str, group: Any) -> list[Tensor]:
+    """Return the variables that a group lists in its attribute `weight_names`."""
+
+    def value(name: str) -> Any:
+        with explaining_damage(path, f"the variable {name}"):
+            return group[name][()]
+
+    def tensor(name: str) -> Tensor:
+        plain, dataset = name.removesuffix(":0"), group[name]
+        return Tensor(plain, plain, tuple(dataset.shape), str(dataset.dtype), functools.partial(value, name))
+
+    return [tensor(_text(name)) for name in group.attrs["weight_names"]]

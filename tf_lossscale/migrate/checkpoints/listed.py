@@ -1,0 +1,105 @@
+"""Optimizers whose state is a config and a list of variables, as in `.h5` files and in live optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale.core.rules import KEYWORDS
+from tf_lossscale.migrate.checkpoints import matching
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, Optimizer, Slot, Tensor
+from tf_lossscale.wrapper.saving import STATE, from_tf23
+
+
+def inner_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the inner optimizer. If the optimizer is not wrapped, return `config` unchanged."""
+    values = config.get("config", {})
+    parts = (values.get(name) for name in ("optimizer", "inner_optimizer"))
+    return next((part for part in parts if isinstance(part, dict)), config)
+
+
+def of_config(config: dict[str, Any], family: str) -> Optimizer:
+    """Return an optimizer as its config describes it, still without its variables.
+
+    Args:
+        config: a dict with the class name and the config of an optimizer, as Keras serializes an optimizer.
+        family: the optimizer's library, as in `Optimizer.family`.
+    """
+    inner = inner_config(config)
+    numbers = _numbers(inner["config"])
+    made = Optimizer("optimizer", family, inner["class_name"].rpartition(">")[2], learning_rate=None)
+    made.learning_rate = numbers.pop("learning_rate", None)
+    made.hyperparameters = numbers
+    if inner is not config:
+        made.wrapper = config["class_name"]
+        arguments = _arguments_of_wrapper(config["config"])
+        made.scale_is_fixed = not arguments.pop("dynamic", True)
+        initial = arguments.pop("initial_scale", None)
+        made.wrapper_arguments = arguments
+        if made.scale_is_fixed and initial is not None:
+            made.scale_state = {"loss_scale": initial}
+    if STATE in inner:
+        state = _numbers(inner[STATE])
+        made.scale_state = {name: state[name] for name in SCALE_NAMES if name in state}
+        made.others += [f"{STATE}/{name}" for name in inner[STATE] if name not in made.scale_state]
+    return made
+
+
+def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
+    """Translate the config of a wrapper of any version into arguments of the current wrapper."""
+    arguments = dict(settings)
+    if "loss_scale" in settings:
+        # `from_tf23` raises a ValueError for a user-defined loss scale class.
+        with contextlib.suppress(ValueError):
+            arguments = from_tf23(settings["loss_scale"])
+    names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
+    return _numbers({name: arguments[name] for name in names if name in arguments})
+
+
+def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
+    values = {name: np.asarray(value) for name, value in settings.items() if not isinstance(value, (dict, list))}
+    return {name: value.item() for name, value in values.items() if not value.shape and value.dtype.kind in "biuf"}
+
+
+def fill(
+    optimizer: Optimizer,
+    stored: list[Tensor],
+    kind: str | None,
+    variables: list[Tensor],
+    owners: Mapping[int, Tensor] | None = None,
+) -> None:
+    """Store an optimizer's variables as its step count and slots. Their order shows which variable is which.
+
+    Args:
+        optimizer: the optimizer to change.
+        stored: the optimizer's variables in its library's order, without the variables of a wrapper.
+        kind: the class that created the variables, which is the optimizer's own class or a base class of it.
+        variables: the variables of the layers, one of which is in the name of each slot.
+        owners: maps the `id` of a slot in `stored` to the variable that it belongs to, for slots whose variable is
+            known.
+    """
+    if stored and not stored[0].shape:
+        optimizer.iterations = int(stored[0].value())
+        stored = stored[1:]
+    if stored and not stored[0].shape and optimizer.family == "keras3":
+        # Skip the learning rate, which is also in the config.
+        stored = stored[1:]
+    if kind == "Nadam":
+        # Skip the product of momenta, which `restore` computes from the step count.
+        stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
+    groups = slot_names.order_in_lists(kind, optimizer.family, optimizer.hyperparameters)
+    count = len(stored) // (sum(map(len, groups)) or 1)
+    if not groups or len(stored) != count * sum(map(len, groups)):
+        optimizer.slots = {"variables": [Slot(tensor, None) for tensor in stored]} if stored else {}
+        return
+    for group in groups if stored else ():
+        part, stored = stored[: count * len(group)], stored[count * len(group) :]
+        for i, slot in enumerate(group):
+            optimizer.slots[slot] = [
+                Slot(tensor, (owners or {}).get(id(tensor)) or matching.named_in(tensor, variables))
+                for tensor in part[i :: len(group)]
+            ]

@@ -1,0 +1,110 @@
+"""Notes about the differences between a saved optimizer and the optimizer that it is restored into."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tf_lossscale.core.rules import KEYWORDS
+from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.migrate.checkpoints.saved import Optimizer
+from tf_lossscale.migrate.checkpoints.targets import Target
+
+# Hyperparameters that have no effect on the next steps of an optimizer whose slots are restored.
+_WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer", "initial_accumulator_value")
+
+
+@dataclasses.dataclass
+class Notes:
+    """Collects the notes about one call of `restore`.
+
+    >>> Notes([], lost=["clipnorm=1"]).all()[0]
+    'These values of the saved optimizer have no place in the new one and are not restored: clipnorm=1.'
+    """
+
+    texts: list[str]
+    #: The values of the saved optimizer that have no place in the new one.
+    lost: list[str] = dataclasses.field(default_factory=list)
+    #: The values of the new optimizer that the saved one does not have.
+    unset: list[str] = dataclasses.field(default_factory=list)
+
+    def all(self) -> tuple[str, ...]:
+        """Return all notes."""
+        texts = list(self.texts)
+        if self.lost:
+            what = "These values of the saved optimizer have no place in the new one and are not restored"
+            texts.append(f"{what}: {', '.join(self.lost)}.")
+        if self.unset:
+            what = "The saved optimizer has no value for these parts of the new one, which do not change"
+            texts.append(f"{what}: {', '.join(self.unset)}.")
+        return tuple(texts)
+
+    def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
+        """Compare the classes, the hyperparameters and the learning rates.
+
+        Args:
+            saved: the saved optimizer.
+            kind: the class whose slots the new optimizer has, a key of `slots.ATTRIBUTES`.
+            target: the new optimizer.
+        """
+        self._compare_classes(saved, kind, target)
+        without_effect = self._without_effect(saved, kind, target)
+        for name, value in saved.hyperparameters.items():
+            if name not in without_effect:
+                self._compare(name, value, target.number(name))
+        if saved.wrapper_arguments and target.scale_variables() and not saved.scale_is_fixed:
+            here = {**KEYWORDS, **target.optimizer.get_config()}
+            for name, value in saved.wrapper_arguments.items():
+                self._compare(name, value, here.get(name))
+        if target.has_schedule:
+            self.lost += [] if saved.learning_rate is None else [f"learning_rate={saved.learning_rate:g}"]
+        elif saved.learning_rate is None and not saved.of_tf1:
+            self.unset.append("learning_rate")
+        self.lost += saved.others
+
+    def _without_effect(self, saved: Optimizer, kind: str, target: Target) -> set[str]:
+        """Return hyperparameters that are not compared. Add a note for a decay that a schedule has to replace."""
+        found = {*_WITHOUT_EFFECT}
+        if not saved.hyperparameters.get("use_ema", True):
+            found |= {"ema_momentum", "ema_overwrite_frequency"}
+        if saved.slots_are_lists or not target.slots_are_lists:
+            return found
+        decay = saved.hyperparameters.get("decay")
+        if decay:
+            self.texts.append(
+                f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
+                f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
+            )
+        # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
+        return found | {"decay", *(["weight_decay"] if kind == "AdamW" else [])}
+
+    def _compare_classes(self, saved: Optimizer, kind: str, target: Target) -> None:
+        given = type(target.inner).__name__
+        # The files of tf_keras do not distinguish AdamW from Adam.
+        alike = saved.family == "tf_keras" and {saved.name, given} == {"Adam", "AdamW"}
+        if saved.name is None and saved.slots:
+            first = next(iter(saved.slots.values()))[0].tensor.name
+            self.texts.append(
+                f"The file does not name the class of the saved optimizer. Its slots {', '.join(saved.slots)} (the "
+                f"first is {first}) are restored as the slots of {kind}. If its class is another one, the next steps "
+                "will differ."
+            )
+        elif saved.name not in (None, given) and not alike:
+            self.texts.append(
+                f"The saved optimizer is of class {saved.name}, but the given optimizer is {given}. If the rules of "
+                "the two classes differ, the next steps will differ."
+            )
+        momentum = saved.hyperparameters.get("momentum") or "momentum" in saved.slots
+        other_rule = not saved.of_tf1 and saved.slots_are_lists != target.slots_are_lists
+        if other_rule and kind in slot_names.DIFFERENCES and not (kind == "RMSprop" and momentum):
+            self.texts.append(slot_names.DIFFERENCES[kind])
+
+    def _compare(self, name: str, there: float, here: Any) -> None:
+        if not isinstance(here, (int, float)):
+            self.lost += [f"{name}={there:g}"] if there else []
+        elif not np.isclose(here, there, 1e-6):
+            self.texts.append(
+                f"The file was written with {name}={there:g}, but the optimizer keeps its own value, {here:g}."
+            )
