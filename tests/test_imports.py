@@ -29,7 +29,7 @@ ORDER = [
     ("families.family",),
     ("families.registry",),
     ("wrapper.hyperparameters",),
-    ("wrapper.readings", "wrapper.saving"),
+    ("wrapper.readings", "wrapper.saving", "wrapper.scaling"),
     ("wrapper.optimizer",),
     ("families.register",),
     ("layers",),

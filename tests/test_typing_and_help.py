@@ -87,7 +87,7 @@ WRONG = {
     "optimizer.loss_scale()": '"Tensor" not callable',
     "optimizer.min_scale + 1": 'Unsupported operand types for + ("None" and "int")',
     'legacy.experimental.LossScaleOptimizer(optimizer, "dynamic").get_scaled_loss()': (
-        '"get_scaled_loss" of "LossScaleOptimizer" require at least one argument'
+        '"get_scaled_loss" of "Scaling" require at least one argument'
     ),
     'DynamicLossScaleManager("high")': 'has incompatible type "str"; expected "float"',
 }

@@ -58,10 +58,10 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     Raises:
         TypeError: a gradient does not have a floating-point dtype.
     """
-    scale = optimization_barrier(tf.convert_to_tensor(scale), for_xla=True)
+    scale, compiled = optimization_barrier(tf.convert_to_tensor(scale)), in_xla_context()
 
     def unscaled(values: tf.Tensor) -> tf.Tensor:
-        return divide(optimization_barrier(values), scale)
+        return divide(optimization_barrier(values), _opaque_to_xla(scale, values) if compiled else scale)
 
     result = floating(gradients)
     for positions in _alike(result):
@@ -73,6 +73,17 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
             for i, quotient in zip(positions, tf.unstack(quotients)):
                 result[i] = quotient
     return result
+
+
+def _opaque_to_xla(scale: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Return the scale, once for each value, in a form that XLA cannot recognize as a constant.
+
+    XLA merges the multiplication by a constant with the division by it, so that an overflow between the two would go
+    unnoticed. It also multiplies by the reciprocal of a constant, which is zero for large scales. XLA's own
+    optimization barrier does not prevent this in TensorFlow 2.22.
+    """
+    always_true = tf.logical_or(tf.equal(values, values), tf.not_equal(values, values))
+    return tf.where(always_true, scale, tf.cast(values, scale.dtype))
 
 
 def _alike(gradients: list[Any]) -> list[list[int]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -98,27 +97,23 @@ def in_xla_context() -> bool:
     return False
 
 
-def optimization_barrier(tensor: tf.Tensor, for_xla: bool = False) -> tf.Tensor:
-    """Return the tensor as a value that is opaque to the graph optimizer.
+def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor as a value that is opaque to the graph optimizer, but not to XLA.
 
     Without the barrier, the graph optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))` in a
-    tf.function. An overflow of `g * scale` would then go unnoticed. XLA does the same if the scale is a constant.
+    tf.function. An overflow of `g * scale` would then go unnoticed.
 
     >>> optimization_barrier(tf.constant(1.0)).numpy().item()
     1.0
 
     Args:
         tensor: any tensor.
-        for_xla: whether the result must be opaque to XLA, too. Such a tensor cannot be differentiated.
 
     Returns:
         A tensor with the same values. In eager mode, the same object.
     """
     if tf.executing_eagerly():
         return tensor
-    if for_xla and in_xla_context():
-        # TensorFlow has no public operation that XLA leaves unchanged.
-        return gen_xla_ops.xla_optimization_barrier([tensor])[0]
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -186,16 +188,14 @@ class Family(family.Family):
         inner = self.inner
         with contextlib.nullcontext() if tf.distribute.has_strategy() else inner._distribution_strategy.scope():
             new = type(inner).from_config(inner.get_config())
+            # A config does not contain the variables that are excluded from weight decay, which `build` reads, or
+            # attributes that were set later.
+            _copy_attributes(inner, new, (set, re.Pattern))
             if inner.built:
                 new.build(inner._trainable_variables)
-        # A config does not record which variables are excluded from weight decay, or attributes that were set later.
-        for old, copy in zip(_with_parts(inner), _with_parts(new)):
-            if hasattr(old, "_exclude_from_weight_decay"):
-                copy._exclude_from_weight_decay = set(old._exclude_from_weight_decay)
-                copy._exclude_from_weight_decay_pattern = old._exclude_from_weight_decay_pattern
-            vars(copy).update({name: x for name, x in vars(old).items() if isinstance(x, (bool, int, float, str))})
-        for old, copy in zip(inner.variables, new.variables):
-            copy.assign(old)
+        _copy_attributes(inner, new, (bool, int, float, str))
+        for old, copied in zip(inner.variables, new.variables):
+            copied.assign(old)
         _sum_once(new)
         return new
 
@@ -435,6 +435,12 @@ def _sum_once(inner: Any) -> None:
     """Keep Keras from summing the gradients again that this package's step has summed over the replicas."""
     for each in _with_parts(inner):
         family.sum_unless_already(each, "_all_reduce_sum_gradients")
+
+
+def _copy_attributes(inner: Any, new: Any, types: tuple[type, ...]) -> None:
+    """Copy the attributes of some types from an optimizer and its parts."""
+    for old, copied in zip(_with_parts(inner), _with_parts(new)):
+        vars(copied).update({name: copy.copy(x) for name, x in vars(old).items() if isinstance(x, types)})
 
 
 def _with_parts(inner: Any) -> list[Any]:

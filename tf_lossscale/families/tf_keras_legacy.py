@@ -175,9 +175,9 @@ class LossScaleOptimizer(
     _restore_slot_variable = of_inner(_Optimizer._restore_slot_variable)
 
     @property
-    def variables(self) -> optimizer.CallableList:
+    def variables(self) -> saving.CallableList:
         """The inner optimizer's variables. `optimizer.variables()` returns the same list."""
-        return optimizer.CallableList(self.weights)
+        return saving.CallableList(self.weights)
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
         self._optimizer._create_hypers()

@@ -105,7 +105,9 @@ def _compile_for(library: str, compile: Callable[..., Any]) -> Callable[..., Any
 def _trainer_of_keras_3(changes: Changes, trainer: Any) -> None:
     changes.change(trainer, "LossScaleOptimizer", lambda _: stand_in_for("keras"))
     changes.change(trainer, "optimizers", functools.partial(optimizers_for, "keras"))
-    changes.change(trainer.Trainer, "compile", functools.partial(_compile_for, "keras"))
+    # The class with the `compile` method is called BaseTrainer in Keras 3.16 and newer.
+    base = getattr(trainer, "BaseTrainer", None) or trainer.Trainer
+    changes.change(base, "compile", functools.partial(_compile_for, "keras"))
 
 
 def _trainer_of_keras_2(name: str) -> Change:

@@ -196,11 +196,13 @@ class Contract:
             RuntimeError: `get_unscaled_gradients` returned a gradient, or `scale_inside` has unscaled it.
         """
         present = [gradient for gradient in gradients if gradient is not None]
-        marks = [is_marked(gradient, loss_scale) for gradient in present]
+        marks, place = [is_marked(gradient, loss_scale) for gradient in present], _places()[0]
         with self._lock:
-            call = self._calls.get(weakref.ref(_places()[0]), {}).get(threading.current_thread())
-        factor = call.factor() if call is not None and call.method == "get_unscaled_gradients" else None
-        if False in marks or any(_was_unscaled(gradient, loss_scale, factor) for gradient in present):
+            call = self._calls.get(weakref.ref(place), {}).get(threading.current_thread())
+        factor = None
+        if place is not _EAGER and call is not None and call.method == "get_unscaled_gradients":
+            factor = call.factor()
+        if False in marks or _have_been_unscaled(present, loss_scale, factor):
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
                 "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
@@ -241,9 +243,7 @@ class Contract:
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         needed = ("get_scaled_loss", "get_unscaled_gradients")
         called = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
-        # An optimizer that another loss scale has served, or a wrapper that only skips steps, needs no calls.
-        needs_none = marks == {_Mark(False, False)} or _is_always_one(loss_scale)
-        if "scale_loss" not in self._ever and not called.issuperset(needed) and not needs_none:
+        if "scale_loss" not in self._ever and not called.issuperset(needed) and not _needs_no_calls(marks, loss_scale):
             forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in called)
             self._warn(
                 f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
@@ -452,8 +452,10 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
         )
 
 
-def _is_always_one(loss_scale: Any) -> bool:
-    return isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
+def _needs_no_calls(marks: set[_Mark], loss_scale: Any) -> bool:
+    """Return whether another loss scale has unscaled the gradients, or the optimizer only skips steps."""
+    is_one = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
+    return is_one or marks == {_Mark(False, False)}
 
 
 #: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
@@ -475,8 +477,9 @@ _KEEPING_THE_SCALE = (
 
 def _is_of_scaled_loss(loss: Any, loss_scale: Any) -> bool:
     """Return whether a loss was scaled, or, in a graph, is a sum, mean or multiple of a loss that was scaled."""
-    if is_marked(loss, loss_scale) is not None or not tf.is_tensor(loss):
-        return bool(is_marked(loss, loss_scale))
+    mark = is_marked(loss, loss_scale)
+    if mark is not None or tf.executing_eagerly() or not tf.is_tensor(loss):
+        return bool(mark)
 
     def keeps_the_scale(tensor: tf.Tensor) -> bool:
         if is_marked(tensor, loss_scale) is not None:
@@ -487,23 +490,25 @@ def _is_of_scaled_loss(loss: Any, loss_scale: Any) -> bool:
     return any(is_marked(tensor, loss_scale) for tensor in ancestors(loss, keeps_the_scale))
 
 
-def _was_unscaled(gradient: Any, loss_scale: Any, factor: Any) -> bool:
+def _have_been_unscaled(gradients: list[Any], loss_scale: Any, factor: Any) -> bool:
     """Return whether a gradient in a graph was computed from unscaled gradients, and not from a scaled loss since.
 
     Args:
-        gradient: a tensor or IndexedSlices.
+        gradients: tensors and IndexedSlices.
         loss_scale: the optimizer's loss scale.
         factor: the factor that multiplied the loss, or None if it is unknown.
     """
-    found = False
-    if factor is None:
+
+    def has_been_unscaled(gradient: Any) -> bool:
+        found = False
+        for tensor in ancestors(gradient, lambda tensor: is_marked(tensor, loss_scale) is not False):
+            # The input of a branch or a loop may have been computed from the factor.
+            if tensor is factor or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
+                return False
+            found = found or is_marked(tensor, loss_scale) is False
         return found
-    for tensor in ancestors(gradient, lambda tensor: is_marked(tensor, loss_scale) is not False):
-        # The input of a branch or a loop may have been computed from the factor.
-        if tensor is factor or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
-            return False
-        found = found or is_marked(tensor, loss_scale) is False
-    return found
+
+    return factor is not None and any(map(has_been_unscaled, gradients))
 
 
 class _Mark(NamedTuple):

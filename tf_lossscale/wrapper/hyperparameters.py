@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.loss_scale import DynamicLossScale
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.exponents import Exponents
@@ -19,6 +19,9 @@ from tf_lossscale.families.family import Family
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.stall import Stall
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Scalar
 
 # Maps optimizer classes to the hyperparameters that can be read and set on the wrapper, as in TensorFlow 2.4 to 2.8. A
 # newer optimizer gets the hyperparameters of the most similar older one.
@@ -84,8 +87,33 @@ class Parts:
     _traced: bool
 
 
+#: Maps each argument of `change_rules` to a field of `Rules`.
+_FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
+
+
+def setting(field: str, doc: str) -> Any:
+    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed.
+
+    >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
+    'The factor by which the scale grows.'
+
+    Args:
+        field: the name of a field of `Rules`.
+        doc: the property's docstring.
+    """
+    name = next(name for name, each in _FIELDS.items() if each == field)
+
+    def read(self: Any) -> Any:
+        return getattr(self._loss_scale.rules, field) if self.dynamic else None
+
+    def refuse(self: Any, value: Any) -> None:
+        raise AttributeError(f"`{name}` cannot be set as an attribute. Call optimizer.change_rules({name}={value!r}).")
+
+    return property(read, refuse, doc=doc)
+
+
 class Delegating(Parts):
-    """Makes the inner optimizer's hyperparameters readable and settable on the wrapper."""
+    """Makes the inner optimizer's hyperparameters and the rules of the loss scale readable and settable."""
 
     @property
     def learning_rate(self) -> Any:
@@ -114,6 +142,18 @@ class Delegating(Parts):
             f"The inner {type(inner).__name__} has neither a `learning_rate` nor an `lr`. Read or set its own "
             "attribute on optimizer.inner_optimizer."
         )
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """The inner optimizer's step count."""
+        return self._optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value: Any) -> None:
+        if isinstance(value, tf.Variable):
+            self._optimizer.iterations = value
+        else:
+            self._optimizer.iterations.assign(value)
 
     def __getattr__(self, name: str) -> Any:
         # Python calls `__getattr__` only if the wrapper itself has no attribute of this name.
@@ -172,6 +212,87 @@ class Delegating(Parts):
                 name,
             )
 
+    # The rules and counters of the loss scale.
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale is dynamic rather than fixed."""
+        return isinstance(self._loss_scale, DynamicLossScale)
+
+    @property
+    def dynamic_counter(self) -> tf.Variable | None:
+        """The number of finite steps that count towards the next growth of the scale, as an int64 variable.
+
+        It is None if the scale is fixed.
+        """
+        return self._loss_scale.good_steps if self.dynamic else None
+
+    @property
+    def initial_scale(self) -> float:
+        """The loss scale at the start. A rule of your own that has no `initial_scale` has NaN."""
+        return getattr(self._loss_scale, "initial_scale", float("nan"))
+
+    dynamic_growth_steps: int | None = setting(
+        "growth_steps",
+        "The number of finite steps in a row after which the scale grows, or None if the scale is fixed.",
+    )
+
+    growth_factor: float | None = setting(
+        "growth_factor", "The factor by which the scale grows, or None if the scale is fixed."
+    )
+
+    backoff_factor: float | None = setting(
+        "backoff_factor",
+        "The factor by which the scale is multiplied after an overflow, or None if the scale is fixed.",
+    )
+
+    hysteresis: int | None = setting(
+        "hysteresis", "The number of overflows in a row after which the scale is lowered. None if the scale is fixed."
+    )
+
+    min_scale: float | None = setting(
+        "min_scale", "The value below which the scale is never lowered, or None if the scale is fixed."
+    )
+
+    max_scale: float | None = setting(
+        "max_scale",
+        "The value above which the scale never grows. None means float32's maximum, or that the scale is fixed.",
+    )
+
+    def change_rules(self, **rules: Scalar | None) -> None:
+        """Change the rules by which the scale grows and shrinks. Call this method between training steps.
+
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        >>> optimizer.change_rules(dynamic_growth_steps=500, min_scale=4.0)
+        >>> optimizer.dynamic_growth_steps, optimizer.min_scale
+        (500, 4.0)
+
+        A `tf.function` that was traced before the call keeps the old rules, and a warning says so: create the
+        function again. If the current scale is outside the new bounds, it is set to the nearest bound at once.
+
+        Args:
+            **rules: `dynamic_growth_steps`, `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and
+                `max_scale`, as in the constructor. Rules that are not passed do not change.
+
+        Raises:
+            TypeError: a keyword is not one of these rules, or a value is not a number.
+            ValueError: a value is out of range, the scale is fixed or user-defined, or `hysteresis` changes from 1 to a
+                larger value or back to 1.
+            RuntimeError: the method is called while a graph is being built.
+        """
+        scale: Any = self._loss_scale
+        scale.rules = changed = _changed(scale, rules)
+        for name, nearest in (("max_scale", min), ("min_scale", max)):
+            bound = getattr(changed, name)
+            # Only a bound that was changed is enforced. The scale may already violate the other bound, because the
+            # constructor accepts an `initial_scale` below `min_scale`.
+            if name in rules and bound is not None:
+                scale.initial_scale = nearest(scale.initial_scale, bound)
+                scale.current_loss_scale.assign(nearest(as_number(scale()), bound))
+        for name in rules:
+            self._warn_if_traced(name)
+
     # Private methods of legacy optimizers that existing user code calls on the wrapper.
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
@@ -186,46 +307,16 @@ class Delegating(Parts):
         setattr(self._optimizer, name, value)
 
 
-#: Maps each argument of `change_rules` to a field of `Rules`.
-_FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
-
-
-def setting(field: str, doc: str) -> Any:
-    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed.
-
-    >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
-    'The factor by which the scale grows.'
-
-    Args:
-        field: the name of a field of `Rules`.
-        doc: the property's docstring.
-    """
-    name = next(name for name, each in _FIELDS.items() if each == field)
-
-    def read(self: Any) -> Any:
-        return getattr(self._loss_scale.rules, field) if self.dynamic else None
-
-    def refuse(self: Any, value: Any) -> None:
-        raise AttributeError(f"`{name}` cannot be set as an attribute. Call optimizer.change_rules({name}={value!r}).")
-
-    return property(read, refuse, doc=doc)
-
-
-def change_rules(scale: LossScale, **changes: Any) -> None:
-    """Change the rules of a loss scale. If an argument is invalid, raise an error and change nothing.
-
-    Args:
-        scale: a dynamic loss scale.
-        **changes: the arguments of `LossScaleOptimizer.change_rules`.
-    """
-    unknown = [name for name in changes if name not in _FIELDS]
-    if unknown or not changes:
+def _changed(scale: Any, rules: dict[str, Any]) -> Rules:
+    """Return the rules of a loss scale after some of them have changed."""
+    unknown = [name for name in rules if name not in _FIELDS]
+    if unknown or not rules:
         raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
-    names = ", ".join(f"`{name}`" for name in changes)
-    rules = vars(scale).get("rules")
+    names = ", ".join(f"`{name}`" for name in rules)
+    old = vars(scale).get("rules")
     # A loss scale or manager with an older API has no `Rules` object to change. Its rules are computed from its
     # attributes.
-    if type(rules) is not Rules:
+    if type(old) is not Rules:
         raise ValueError(
             f"{names} cannot be changed, because {type(scale).__name__} has no such rule. Make a new "
             "LossScaleOptimizer with the arguments you need; for a user-defined loss scale or manager, set its "
@@ -236,21 +327,14 @@ def change_rules(scale: LossScale, **changes: Any) -> None:
             f"{names} cannot be changed while a graph is being built. Call change_rules() between steps, outside of "
             "tf.function, or pass the values to the constructor."
         )
-    changed = dataclasses.replace(rules, **{_FIELDS[name]: value for name, value in changes.items()}).checked()
-    if changed.counts_overflows != rules.counts_overflows:
-        allowed = "at least 2" if rules.counts_overflows else "1"
+    changed = dataclasses.replace(old, **{_FIELDS[name]: value for name, value in rules.items()}).checked()
+    if changed.counts_overflows != old.counts_overflows:
+        allowed = "at least 2" if old.counts_overflows else "1"
         raise ValueError(
             f"`hysteresis` must stay {allowed} for this optimizer, but got: {changed.hysteresis!r}. A hysteresis above "
             "1 needs a variable that counts overflows. Make a new LossScaleOptimizer with the hysteresis you need."
         )
-    scale.rules = changed
-    for name, nearest in (("max_scale", min), ("min_scale", max)):
-        bound = getattr(changed, name)
-        # Only a bound that was changed is enforced. The scale may already violate the other bound, because the
-        # constructor accepts an `initial_scale` below `min_scale`.
-        if name in changes and bound is not None:
-            scale.initial_scale = nearest(scale.initial_scale, bound)
-            scale.current_loss_scale.assign(nearest(as_number(scale()), bound))
+    return changed
 
 
 def of_inner(method: Callable[..., Any]) -> Any:

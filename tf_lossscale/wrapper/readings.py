@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import gradients as arithmetic
 from tf_lossscale.core.variables import as_number, value_or_zero
 from tf_lossscale.diagnosis.exponents import Exponents
 from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
 from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport
 from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper.grads_and_vars import names_of
 from tf_lossscale.wrapper.hyperparameters import Parts
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class Observable(Parts):
     """Methods and properties of LossScaleOptimizer that read or set the state of its loss scale."""
 
     dynamic: Any
+    _current_factor: Any
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -217,6 +220,38 @@ class Observable(Parts):
                 'LossScaleOptimizer(..., diagnose="exponents").'
             )
         return self._exponents
+
+    def _count_by_exponent(self, gradients: list[Any], variables: list[Any], scaled: bool) -> list[tf.Operation]:
+        """Count this replica's gradients by exponent, as they are while they are multiplied by the loss scale."""
+        if self._exponents is None or not variables:
+            return []
+        if any(isinstance(variable, tf.experimental.dtensor.DVariable) for variable in variables):
+            raise ValueError(
+                "Gradients cannot be counted by exponent on a DTensor mesh. Leave out "
+                'diagnose="exponents", or count in a run without a mesh.'
+            )
+
+        def as_scaled() -> list[Any]:
+            if scaled:
+                return gradients
+            return [arithmetic.multiplied(gradient, self._current_factor()) for gradient in gradients]
+
+        return self._exponents.record(lambda: names_of(variables), as_scaled, self._current_factor)
+
+    def _observer(self, variables: list[Any]) -> Callable[..., Any]:
+        """Return a function that is called at the end of each step, for the diagnosis and for stalls in eager mode."""
+        diagnosis = self._diagnosis if variables else None
+        names = () if diagnosis is None else names_of(variables)
+        if diagnosis is not None:
+            diagnosis.prepare(names)
+
+        def observe(applied: tf.Tensor, gradients: list[Any], checked: list[Any]) -> Any:
+            recorded = diagnosis and diagnosis.record(names, applied, gradients, checked)
+            if tf.executing_eagerly() and not applied:
+                self._stall.after_step(self)
+            return recorded
+
+        return observe
 
 
 def value_of(variable: Any) -> Any:

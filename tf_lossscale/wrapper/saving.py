@@ -1,12 +1,13 @@
-"""Writes and reads a LossScaleOptimizer's config, and copies a LossScaleOptimizer."""
+"""What is saved of a LossScaleOptimizer: its variables, its config and its copies."""
 
 from __future__ import annotations
 
 import copy
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -15,9 +16,13 @@ from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper.contract import Contract
+from tf_lossscale.wrapper.grads_and_vars import assign_all
 from tf_lossscale.wrapper.hyperparameters import Parts
 from tf_lossscale.wrapper.readings import set_value, value_of
 from tf_lossscale.wrapper.stall import PATIENCE
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Variable
 
 #: The key of the loss scale's state in the inner optimizer's config. The config has this key only while a model is
 #: being saved.
@@ -29,8 +34,19 @@ _VARIABLES = "variables"
 _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
+class CallableList(list[Any]):
+    """A list that returns itself when called, so that both `variables` and `variables()` work on an optimizer.
+
+    >>> CallableList([1])()
+    [1]
+    """
+
+    def __call__(self) -> CallableList:
+        return self
+
+
 class Configurable(Parts):
-    """Methods of LossScaleOptimizer that write its config, read current and old configs, and copy the optimizer."""
+    """Methods of LossScaleOptimizer that list its variables, write and read its config, and copy it."""
 
     dynamic: Any
     initial_scale: Any
@@ -191,6 +207,81 @@ class Configurable(Parts):
             if own is None and family is not None and family.saving:
                 own = family.saving.get_registered_object(name)
         return from_tf23(loss_scale) if own is None else {"loss_scale": own.from_config(loss_scale["config"])}
+
+    def _save_scale_with_inner(self) -> None:
+        """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it."""
+        inner, scale = self._optimizer, self._loss_scale
+        if not hasattr(inner, "_track_trackable"):
+            if not isinstance(scale, FixedLossScale):
+                logging.warning(
+                    "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
+                    "tf.Module. Save `state()` alongside the checkpoint, or derive the class from tf.Module.",
+                    type(inner).__name__,
+                )
+            return
+        # The constructors of legacy optimizers do not set up checkpoint tracking.
+        inner._maybe_initialize_trackable()
+        there = inner._lookup_dependency("loss_scale")
+        if there is not None and not isinstance(there, LossScale):
+            raise ValueError(
+                f"`inner_optimizer` must not track an object named 'loss_scale', but {type(inner).__name__} has one: "
+                f"{there!r}. In a checkpoint, the wrapper's loss scale has this name. Track your object under another "
+                "name."
+            )
+        if there is not None or not isinstance(scale, FixedLossScale):
+            inner._track_trackable(scale, "loss_scale", overwrite=True)
+            inner._handle_deferred_dependencies("loss_scale", scale)
+            self._family.parts_changed()
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        # The variables of the diagnostics are left out of checkpoints, to keep TensorFlow's original checkpoint format.
+        if save_type == "checkpoint":
+            return children
+        counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
+        return {**children, **{name: part for name, part in counting.items() if part is not None}}
+
+    @property
+    def variables(self) -> CallableList:
+        """The inner optimizer's variables, followed by the loss scale's. `variables()` returns the same list."""
+        return CallableList([*self.weights, *self._loss_scale.variables])
+
+    @property
+    def weights(self) -> list[Variable]:
+        """The inner optimizer's variables."""
+        inner = self._optimizer.variables
+        return list(inner() if callable(inner) else inner)
+
+    def get_weights(self) -> list[np.ndarray[Any, Any]]:
+        """Return the values of `weights`, as NumPy arrays."""
+        return [weight.numpy() for weight in self.weights]
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """Set the inner optimizer's variables, and optionally also the loss scale's variables.
+
+        Args:
+            weights: the NumPy arrays that `get_weights` returned. The values of the loss scale's variables may come
+                after these arrays, as in h5 files.
+
+        Raises:
+            ValueError: the number of arrays or the shape of an array does not match. In that case, no value is set.
+        """
+        variables = self.weights
+        if self._are_of_scale(weights[len(variables) :]):
+            variables = list(self.variables)
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"set_weights(weights) needs {len(self.weights)} arrays, as many as get_weights() returns, but got "
+                f"{len(weights)}. Build the optimizer with build(variables) before setting its weights."
+            )
+        assign_all(variables, weights)
+
+    def _are_of_scale(self, values: list[Any]) -> bool:
+        """Return whether arrays match the loss scale's variables in shape and kind of dtype. Slots do not match."""
+        arrays, variables = [np.asarray(value) for value in values], self._loss_scale.variables
+        return [(array.shape, array.dtype.kind) for array in arrays] == [
+            (tuple(variable.shape), variable.dtype.as_numpy_dtype().dtype.kind) for variable in variables
+        ]
 
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
