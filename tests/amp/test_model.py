@@ -1,5 +1,6 @@
 """Model and monitors."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -146,6 +147,29 @@ def test_the_overflow_monitor_says_that_there_is_no_scale(library, capsys):
     model.train(1, dataset(batches=1), callbacks=amp.OverflowMonitor())
     (line,) = monitor_lines(capsys)
     assert line.endswith(", no loss scale")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_overflow_monitor_does_not_claim_what_is_not_checked(library, capsys):
+    keras = LIBRARIES[library]
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic=False, initial_scale=8)
+    amp.Model(network(keras), "mse", optimizer).train(1, dataset(batches=1), callbacks=amp.OverflowMonitor())
+    (line,) = monitor_lines(capsys)
+    assert line.endswith("loss scale is 8, overflow: not checked")
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored_2"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_overflow_monitor_reports_an_overflow_that_is_applied(library, name, capsys):
+    keras = LIBRARIES[library]
+    manager = amp.FixedLossScaleManager(8, drop_overflow_update=False)
+    with contextlib.nullcontext() if name == "none" else strategies.get(name).scope():
+        model, _ = squares(keras)
+        trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0), loss_scale_manager=manager)
+    x = np.float32([1, 2, 3, np.inf, 1, 2])[:, None]
+    data = tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x))).batch(2)
+    trained.train(1, data, callbacks=amp.OverflowMonitor())
+    assert [line.rpartition(": ")[2] for line in monitor_lines(capsys)] == ["False", "True", "True"]  # 0 * inf is NaN
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])

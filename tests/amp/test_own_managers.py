@@ -132,6 +132,43 @@ def test_a_scale_that_the_user_gives_a_manager_is_kept():
     assert float(optimizer.loss_scale) == 32
 
 
+@pytest.mark.parametrize("name", MANAGERS)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_a_manager_has_the_scale_of_its_optimizer(compiled, name, tmp_path):
+    manager = MANAGERS[name][0]()
+    optimizer, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=manager), tf.Variable(1.0)
+
+    def step(factor):
+        optimizer.minimize(lambda: weight * factor, [weight])
+
+    take = tf.function(step) if compiled else step
+    for factor in (0.0, np.inf, 0.0):
+        take(tf.constant(factor))
+        if name != "cell":  # which does not keep `get_loss_scale` up to date
+            assert np.float32(manager.get_loss_scale()) == optimizer.loss_scale.numpy() == manager().numpy()
+
+
+def test_a_manager_goes_on_from_the_scale_and_the_window_of_its_optimizer(tmp_path):
+    def made():
+        manager, weight = amp.DynamicLossScaleManager(64, 2, 3), tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=manager)
+        return manager, optimizer, lambda factor: optimizer.minimize(lambda: weight * factor, [weight])
+
+    manager, optimizer, step = made()
+    for factor in (np.inf, 0.0, 0.0):
+        step(factor)
+    path = tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "checkpoint")
+    manager.update_loss_scale(False)
+    assert manager.get_loss_scale() == optimizer.loss_scale.numpy() == manager.get_update_cell().get_loss_scale() == 64
+    manager.loss_scale = 1000
+    assert optimizer.loss_scale.numpy() == 1000
+    manager, optimizer, step = made()
+    tf.train.Checkpoint(optimizer=optimizer).restore(path)
+    assert manager.get_loss_scale() == 32
+    step(0.0)
+    assert manager.get_loss_scale() == optimizer.loss_scale.numpy() == 64
+
+
 def test_a_manager_is_no_manager_without_its_two_methods():
     with pytest.raises(TypeError, match="abstract"):
         amp.LossScaleManager()
@@ -144,6 +181,7 @@ def test_a_model_trains_with_a_manager_of_ones_own_and_its_monitor_sees_a_fixed_
     for manager, said in (
         (Thirds(), ["82, overflow: False", "27.3333, overflow: True"]),
         (amp.FixedLossScaleManager(8), ["8, overflow: False", "8, overflow: True"]),
+        (amp.FixedLossScaleManager(8, drop_overflow_update=False), ["8, overflow: False", "8, overflow: True"]),
     ):
         network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
         model = amp.Model(network, "mse", tf.keras.optimizers.SGD(0.01), loss_scale_manager=manager)

@@ -236,7 +236,7 @@ def test_a_factor_and_a_window_by_position_are_taken_with_a_warning():
 
 def test_numbers_that_no_float_holds_are_refused():
     for make in (amp.FixedLossScaleManager, amp.DynamicLossScaleManager, lambda v: amp.DynamicLossScaleManager(8, v)):
-        with pytest.raises(ValueError, match="finite number"):
+        with pytest.raises(ValueError, match="finite"):
             make(10**400)
     with pytest.raises(ValueError, match="scale_factor"):
         amp.DynamicLossScaleUpdateCell(64.0, 0, 3)

@@ -260,7 +260,9 @@ ONLY_TO_DERIVE_FROM = {"Family"}
 
 # Caller -> members of public classes that it calls, and users do not. The loss scales of `core` are called by the step.
 CALLED_BY = {
-    "the wrapper and the step": {"as_loss_scale", "check", "current_loss_scale", "good_steps", "may_skip", "move"},
+    "the wrapper and the step": {
+        *("as_loss_scale", "check", "current_loss_scale", "good_steps", "may_skip", "move", "prepare"),
+    },
     "fit": {"on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end"},
     "Model.train": {"as_callback"},
     "Keras": {"build", "update_step", "has_step_hooks"},

@@ -11,10 +11,10 @@ from tf_lossscale.amp.managers import (
     DynamicLossScaleUpdateCell,
     FixedLossScaleManager,
     FixedLossScaleUpdateCell,
+    LossScaleManager,
 )
 from tf_lossscale.amp.model import Model
 from tf_lossscale.amp.monitors import LossMonitor, OverflowMonitor
-from tf_lossscale.amp.own_manager import LossScaleManager
 from tf_lossscale.amp.scalers import DynamicLossScaler, StaticLossScaler, all_finite
 from tf_lossscale.amp.train_step import (
     TrainOneStep,

@@ -1,21 +1,139 @@
-"""MindSpore's loss scale managers, which update a scale in Python, and its update cells, which do so in a graph."""
+"""MindSpore's loss scale managers, and the update cells that move a scale variable in a graph."""
 
 from __future__ import annotations
 
-import math
+import abc
 import numbers
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from tf_lossscale.amp.own_manager import LossScaleManager
+from tf_lossscale import errors
+from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.variables import LazyVariable, as_number
 
 
-class FixedLossScaleManager(LossScaleManager):
+class LossScaleManager(LossScale, abc.ABC):
+    """The base class of loss scale managers, which are loss scales with MindSpore's methods.
+
+    To write a rule in Python, subclass this class or one of the package's managers, and override `get_loss_scale` and
+    `update_loss_scale`. A rule that XLA can compile overrides `get_update_cell`, or the methods of `LossScale`.
+
+    >>> class Quartering(LossScaleManager):
+    ...     loss_scale = 64.0
+    ...     def get_loss_scale(self):
+    ...         return self.loss_scale
+    ...     def update_loss_scale(self, overflow):
+    ...         self.loss_scale = self.loss_scale / 4 if overflow else self.loss_scale
+    >>> from tf_lossscale import LossScaleOptimizer
+    >>> manager = Quartering()
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=manager)
+    >>> weight = tf.Variable(1.0)
+    >>> _ = optimizer.minimize(lambda: weight * float("inf"), [weight])
+    >>> weight.numpy().item(), optimizer.loss_scale.numpy().item(), manager.get_loss_scale()
+    (1.0, 16.0, 16.0)
+
+    Checkpoints contain the scale and the variables of the manager, but not its Python attributes. After a checkpoint
+    was restored, the next step sets the manager's attribute `loss_scale`, if it has one, and logs a warning if
+    `get_loss_scale` still returns a different scale.
+
+    Source: MindSpore, `mindspore.amp.LossScaleManager`.
+    """
+
+    @abc.abstractmethod
+    def get_loss_scale(self) -> Any:
+        """Return the current scale, as a number."""
+
+    @abc.abstractmethod
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Update the scale after a step.
+
+        Args:
+            overflow: whether the step overflowed.
+        """
+
+    def get_drop_overflow_update(self) -> bool:
+        """Return whether an overflowing step is skipped. If False, gradients are not checked and the scale is fixed."""
+        return True
+
+    def get_update_cell(self) -> Any:
+        """Return None, or a function that updates the scale in a graph.
+
+        The function takes the scale variable and an overflow flag. Without a function, the graph calls the Python
+        method `update_loss_scale`, which XLA cannot compile. If there is a function, `get_loss_scale` only has to
+        return the scale to start with; calling the manager returns the current scale.
+        """
+        return None
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may be skipped, according to `get_drop_overflow_update`."""
+        return bool(self.get_drop_overflow_update())
+
+    @property
+    def _own_rule(self) -> str | None:
+        """The method that contains the rule of a user's class. None means the rule of one of this module's classes."""
+        for cls in type(self).__mro__:
+            if cls in (FixedLossScaleManager, DynamicLossScaleManager, LossScaleManager):
+                break
+            for name in ("get_update_cell", "update_loss_scale", "get_loss_scale"):
+                if name in vars(cls):
+                    return name
+        return None
+
+    def prepare(self) -> None:
+        """Create the variables; see `LossScale.prepare`."""
+        super().prepare()
+        if self._own_rule is not None:
+            self._moving_scale()
+
+    def _moving_scale(self) -> tf.Variable:
+        """Return the variable that contains the scale of a user's rule."""
+        if "_moved_to" not in vars(self):
+            self.initial_scale = float(self.get_loss_scale())
+            # The scale that the manager returned last. If the variable has a different value, a checkpoint was
+            # restored.
+            self._moved_to = np.float32(self.initial_scale)
+            self._cell = self.get_update_cell() if self._own_rule == "get_update_cell" else None
+        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
+
+    def __call__(self) -> tf.Tensor:
+        """Return the current scale, as a float32 scalar tensor."""
+        return super().__call__() if self._own_rule is None else tf.convert_to_tensor(self._moving_scale())
+
+    def move(self, applied: tf.Tensor) -> Any:
+        """Change the scale after a step; see `LossScale.move`."""
+        if self._own_rule is None:
+            return super().move(applied)
+        scale, overflow = self._moving_scale(), tf.logical_not(applied)
+        if self._cell is not None:
+            return [self._cell(scale, overflow)]
+        return [scale.assign(tf.numpy_function(self._move_in_python, [self(), overflow], tf.float32))]
+
+    def _move_in_python(self, scale: Any, overflow: Any) -> Any:
+        if scale != self._moved_to and hasattr(self, "loss_scale"):
+            self.loss_scale: Any = float(scale)
+        if scale != self._moved_to and scale != np.float32(self.get_loss_scale()):
+            logging.warning(
+                "The loss scale was restored or set to %s, but the %s still returns %s, and its rule continues from "
+                "there. Restore the state of the manager too, or store the scale in its attribute `loss_scale`, which "
+                "is set for you.",
+                *(float(scale), type(self).__name__, self.get_loss_scale()),
+            )
+        self.update_loss_scale(bool(overflow))
+        self._moved_to = np.float32(self.get_loss_scale())
+        return self._moved_to
+
+
+class FixedLossScaleManager(LossScaleManager, FixedLossScale):
     """A manager with a fixed loss scale.
 
     >>> manager = FixedLossScaleManager(1024.0)
@@ -35,16 +153,35 @@ class FixedLossScaleManager(LossScaleManager):
     """
 
     def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True):
-        self._loss_scale = number_of_at_least_1("loss_scale", loss_scale)
-        self._drop_overflow_update = drop_overflow_update
+        FixedLossScale.__init__(self, number_of_at_least_1("loss_scale", loss_scale), drop_overflow_update)
+
+    overflowed = LazyVariable(False, tf.bool, tracked=False)
+    """Whether the last step overflowed, as a bool variable. It is set only if `drop_overflow_update` is False."""
+
+    def prepare(self) -> None:
+        """Create the variables; see `LossScale.prepare`."""
+        super().prepare()
+        _ = self.overflowed
+
+    def step(self, gradients: Any, apply: Callable[[list[Any]], object], *args: Any, **options: Any) -> Any:
+        """Apply gradients or skip the step; see `LossScale.step`."""
+
+        def noting(own: list[Any]) -> object:
+            noted = self.overflowed.assign(tf.logical_not(gradients_lib.all_finite(own)))
+            with tf.control_dependencies(operations(noted)):
+                return apply(own)
+
+        if self._is_missing("overflowed"):
+            replicas.once(self.prepare)
+        return super().step(gradients, apply if self.may_skip else noting, *args, **options)
 
     def get_loss_scale(self) -> float:
         """Return the scale."""
-        return self._loss_scale
+        return self.initial_scale
 
     def get_drop_overflow_update(self) -> bool:
         """Return whether a step that overflows is skipped."""
-        return self._drop_overflow_update
+        return self.skip_nonfinite
 
     def update_loss_scale(self, overflow: object) -> None:
         """Do nothing, because the scale is fixed.
@@ -55,16 +192,10 @@ class FixedLossScaleManager(LossScaleManager):
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
         """Return an update cell for use in a graph. If `drop_overflow_update` is False, return None."""
-        return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
-
-    def as_loss_scale(self) -> LossScale:
-        """Return a `LossScale` object for `LossScaleOptimizer`."""
-        if not self._is_all_of(FixedLossScaleManager):
-            return super().as_loss_scale()
-        return FixedLossScale(self._loss_scale, skip_nonfinite=bool(self._drop_overflow_update))
+        return FixedLossScaleUpdateCell(self.get_loss_scale()) if self.get_drop_overflow_update() else None
 
 
-class DynamicLossScaleManager(LossScaleManager):
+class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
     """A manager whose loss scale is lowered after an overflow, and raised after several finite steps in a row.
 
     >>> manager = DynamicLossScaleManager(init_loss_scale=64, scale_factor=2, scale_window=2)
@@ -72,6 +203,15 @@ class DynamicLossScaleManager(LossScaleManager):
     ...     manager.update_loss_scale(overflow)
     >>> manager.get_loss_scale()
     64.0
+
+    The steps of an optimizer move the same scale:
+
+    >>> from tf_lossscale import LossScaleOptimizer
+    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=manager)
+    >>> weight = tf.Variable(1.0)
+    >>> _ = optimizer.minimize(lambda: weight * float("inf"), [weight])
+    >>> manager.get_loss_scale()
+    32.0
 
     Args:
         init_loss_scale: the scale to start with, a finite number that is at least 1.
@@ -89,39 +229,56 @@ class DynamicLossScaleManager(LossScaleManager):
     bad_step_max = 1000
 
     def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
-        self.loss_scale = number_of_at_least_1("init_loss_scale", init_loss_scale)
-        given: Any = scale_factor
-        if not isinstance(given, numbers.Real) or isinstance(given, bool):
-            raise TypeError(f"`scale_factor` must be a number, but got: {scale_factor!r}. The usual value is 2.")
-        self.scale_factor = scale_factor
-        if not self.scale_factor > 0 or not _is_finite(self.scale_factor):
-            raise ValueError(
-                f"`scale_factor` must be a finite number above 0, but got: {scale_factor!r}. The usual value is 2."
-            )
-        self.scale_window = whole_above_zero("scale_window", scale_window)
-        if self.scale_factor > max(self.loss_scale, 2):
+        LossScale.__init__(self)
+        self._exact = number_of_at_least_1("init_loss_scale", init_loss_scale)
+        self.initial_scale = float(init_loss_scale)
+        self._rounded = float(np.float32(self.initial_scale))
+        errors.positive_number("scale_factor", scale_factor, "The usual value is 2.")
+        # `prepare` checks the rules, because an optimizer needs a factor above 1, but MindSpore accepts a lower one.
+        self.rules = Rules(whole_above_zero("scale_window", scale_window), scale_factor, 1 / scale_factor)
+        if scale_factor > max(self.initial_scale, 2):
             warnings.warn(
                 f"DynamicLossScaleManager has init_loss_scale={init_loss_scale!r} and scale_factor={scale_factor!r}: "
                 "the first overflow lowers the scale to 1. If these are meant to be the factor and the window, pass "
                 f"DynamicLossScaleManager(scale_factor={init_loss_scale!r}, scale_window={scale_factor!r}).",
                 stacklevel=2,
             )
-        self.increase_ratio = self.scale_factor
-        self.decrease_ratio = 1 / self.scale_factor
-        self.cur_iter = 1
-        self.last_overflow_iter = 0
-        self.bad_step = 0
+        self._create_variables()
+        # MindSpore's counts of the calls of `update_loss_scale`.
+        self.cur_iter, self.last_overflow_iter, self.bad_step = 1, 0, 0
+
+    scale_window: Any = DynamicLossScale.growth_steps
+    scale_factor: Any = DynamicLossScale.multiplier
+    increase_ratio = property(lambda self: self.rules.growth_factor)
+    decrease_ratio = property(lambda self: self.rules.backoff_factor)
+
+    def prepare(self) -> None:
+        """Check the rules and create the variables; see `LossScale.prepare`."""
+        if self._own_rule is None:
+            self.rules.checked()
+        super().prepare()
+
+    @property
+    def loss_scale(self) -> float:
+        """The current scale. In a TF1 graph, which has a scale of its own, this is the scale in eager mode."""
+        # MindSpore computes with ints and float64. `_exact` is such a number, and `_rounded` is the scale's float32
+        # value at the time when `_exact` was stored. An optimizer's steps change the scale alone.
+        with tf.init_scope():
+            scale = as_number(self.current_loss_scale) if tf.executing_eagerly() else self._rounded
+        return self._exact if scale == self._rounded else scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self._exact = value
+        with tf.init_scope():
+            self._rounded = as_number(self.current_loss_scale.assign(min(value, errors.FLOAT32_MAX)))
 
     def get_loss_scale(self) -> float:
         """Return the current scale."""
         return self.loss_scale
 
-    def get_drop_overflow_update(self) -> bool:
-        """Return True: a step that overflows is skipped."""
-        return True
-
     def update_loss_scale(self, overflow: object) -> None:
-        """Update the scale after a step. The scale is a Python number, not a tensor.
+        """Update the scale after a step of a training loop that does not pass the manager to an optimizer.
 
         Args:
             overflow: whether the step overflowed: a bool, or any object with a truth value.
@@ -129,30 +286,57 @@ class DynamicLossScaleManager(LossScaleManager):
         Raises:
             RuntimeError: more than 1000 steps in a row overflowed.
         """
-        if overflow:
-            self.loss_scale = max(self.loss_scale * self.decrease_ratio, 1)
-            self.last_overflow_iter = self.cur_iter
-            self.bad_step += 1
-        else:
-            if (self.cur_iter - self.last_overflow_iter) % self.scale_window == 0:
-                self.loss_scale *= self.increase_ratio
-            self.bad_step = 0
-        if self.bad_step > self.bad_step_max:
+        finite, exact = not overflow, self.loss_scale
+        if not finite and self.bad_step >= self.bad_step_max:
             raise RuntimeError(
-                f"{self.bad_step} steps in a row overflowed, and the limit is {self.bad_step_max}. The model no longer "
-                "trains. Look for the operation whose result is infinite, or lower the learning rate."
+                f"{self.bad_step + 1} steps in a row overflowed, and the limit is {self.bad_step_max}. The model no "
+                "longer trains. Look for the operation whose result is infinite, or lower the learning rate."
             )
+        DynamicLossScale.move(self, tf.constant(finite))
+        if not finite:
+            exact = max(exact * self.decrease_ratio, 1)
+            self.last_overflow_iter = self.cur_iter
+        elif as_number(self.good_steps) == 0:
+            exact *= self.increase_ratio
+        self._exact, self._rounded = exact, as_number(self.current_loss_scale)
+        self.bad_step = 0 if finite else self.bad_step + 1
         self.cur_iter += 1
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
         """Return an update cell for use in a graph. The cell starts with the current scale."""
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
-    def as_loss_scale(self) -> LossScale:
-        """Return a `LossScale` object for `LossScaleOptimizer`. The object starts with the current scale."""
-        if not self._is_all_of(DynamicLossScaleManager):
-            return super().as_loss_scale()
-        return _by_rules(self.loss_scale, rules_of(self.scale_factor, self.scale_window))
+
+class CellManager(LossScaleManager):
+    """A manager whose rule is an update cell.
+
+    >>> manager = CellManager(DynamicLossScaleUpdateCell(64.0, 2, 3))
+    >>> manager.update_loss_scale(True)
+    >>> manager.get_loss_scale(), manager().numpy().item()
+    (64.0, 32.0)
+
+    Args:
+        cell: an update cell, or another function of the scale variable and an overflow flag that has a
+            `get_loss_scale` method.
+    """
+
+    _own_rule = "get_update_cell"
+
+    def __init__(self, cell: Any):
+        super().__init__()
+        self.cell = cell
+
+    def get_loss_scale(self) -> Any:
+        """Return the scale that the update cell started with."""
+        return self.cell.get_loss_scale()
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Call the update cell with the manager's scale variable."""
+        self.move(tf.logical_not(overflow))
+
+    def get_update_cell(self) -> Any:
+        """Return the update cell."""
+        return self.cell
 
 
 class FixedLossScaleUpdateCell:
@@ -177,10 +361,6 @@ class FixedLossScaleUpdateCell:
         """Return `overflow`. The scale variable does not change."""
         del loss_scale
         return tf.convert_to_tensor(overflow)
-
-    def as_loss_scale(self) -> LossScale:
-        """Return a `LossScale` object with a fixed scale for `LossScaleOptimizer`. A step that overflows is skipped."""
-        return FixedLossScale(self._loss_scale_value, skip_nonfinite=True)
 
 
 class DynamicLossScaleUpdateCell(tf.Module):
@@ -218,7 +398,8 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
     @property
     def _rules(self) -> Rules:
-        return rules_of(float(self.scale_factor), int(self.scale_window), float(self.minimum_loss_scale))
+        factor = float(self.scale_factor)
+        return Rules(int(self.scale_window), factor, 1 / factor, min_scale=float(self.minimum_loss_scale))
 
     def get_loss_scale(self) -> float:
         """Return the scale that the update cell started with."""
@@ -246,10 +427,6 @@ class DynamicLossScaleUpdateCell(tf.Module):
             assigned = [self.cur_iter.assign(now + 1)]
         with tf.control_dependencies(operations(assigned)):
             return tf.identity(overflow)
-
-    def as_loss_scale(self) -> LossScale:
-        """Return a `LossScale` object that follows this cell's rule, but has its own variables."""
-        return _by_rules(self.loss_scale_value, self._rules)
 
 
 def whole_above_zero(name: str, value: Any) -> int:
@@ -292,43 +469,8 @@ def number_of_at_least_1(name: str, value: Any) -> Any:
         TypeError: the value is not a number.
         ValueError: the value is infinite, NaN or below 1.
     """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a number, but got: {value!r} of type {type(value).__name__}.")
-    if not _is_finite(value) or value < 1:
+    if errors.positive_number(name, value, "Pass for example 1024.") < 1:
         raise ValueError(f"`{name}` must be a finite number that is at least 1, but got: {value!r}.")
     return value
-
-
-def rules_of(scale_factor: float, scale_window: int, min_scale: float = 1.0) -> Rules:
-    """Return the update rules of MindSpore's dynamic loss scales.
-
-    >>> rules_of(2, 2000).backoff_factor
-    0.5
-
-    Args:
-        scale_factor: the scale is multiplied by this factor when it grows, and divided by it after an overflow.
-        scale_window: the number of finite steps in a row after which the scale grows.
-        min_scale: the scale is never lowered below this value.
-    """
-    backoff_factor = 1 / scale_factor
-    return Rules(
-        growth_steps=scale_window, growth_factor=scale_factor, backoff_factor=backoff_factor, min_scale=min_scale
-    )
-
-
-def _by_rules(initial_scale: float, rules: Rules) -> LossScale:
-    return DynamicLossScale(
-        initial_scale,
-        rules.growth_steps,
-        growth_factor=rules.growth_factor,
-        backoff_factor=rules.backoff_factor,
-        min_scale=rules.min_scale,
-    )
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        # `value` is an int that is too large for a float.
-        return False

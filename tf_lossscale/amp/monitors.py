@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tf_lossscale.amp.managers import FixedLossScaleManager
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.readings import value_of
 
@@ -104,7 +105,13 @@ class OverflowMonitor(LossMonitor):
         """Return the line to print; see `LossMonitor.line`."""
         if not isinstance(optimizer, LossScaleOptimizer):
             return f"{super().line(epoch, step, loss, optimizer)}, no loss scale"
-        skipped = bool(value_of(optimizer.last_step_skipped))
         scale = float(value_of(optimizer.loss_scale))
         shown = f"{scale:.0f}" if scale.is_integer() and scale < 1e9 else f"{scale:g}"
-        return f"{super().line(epoch, step, loss, optimizer)}, loss scale is {shown}, overflow: {skipped}"
+        return f"{super().line(epoch, step, loss, optimizer)}, loss scale is {shown}, overflow: {_overflow(optimizer)}"
+
+
+def _overflow(optimizer: Any) -> bool | str:
+    scale = optimizer._loss_scale
+    if scale.may_skip:
+        return bool(value_of(scale.last_step_skipped))
+    return bool(value_of(scale.overflowed)) if isinstance(scale, FixedLossScaleManager) else "not checked"

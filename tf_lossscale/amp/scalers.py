@@ -136,7 +136,7 @@ class DynamicLossScaler(StaticLossScaler):
 
     @property
     def _rules(self) -> Rules:
-        return managers.rules_of(self.scale_factor, self.scale_window)
+        return Rules(self.scale_window, self.scale_factor, 1 / self.scale_factor)
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
         """Update the scale after a step.

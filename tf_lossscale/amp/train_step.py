@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale.amp.managers import FixedLossScaleManager
+from tf_lossscale.amp.managers import CellManager, FixedLossScaleManager
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import graphs, replicas
+from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.wrapper.grads_and_vars import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
@@ -236,7 +237,13 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
     def _manager(self, sens: Any) -> Any:
         if sens is None:
             raise TypeError("`scale_sense` is missing: pass a loss scale manager, an update cell or a number.")
-        return sens if hasattr(sens, "as_loss_scale") else FixedLossScaleManager(_number(sens))
+        if isinstance(sens, LossScale):
+            return sens
+        return (
+            CellManager(sens)
+            if callable(getattr(sens, "get_loss_scale", None))
+            else FixedLossScaleManager(_number(sens))
+        )
 
     @property
     def scale_sense(self) -> tf.Tensor:

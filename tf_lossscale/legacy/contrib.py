@@ -213,7 +213,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
                     "Derive it from tf_lossscale.legacy.LossScaleManager."
                 )
         given = loss_scale_manager
-        if not hasattr(loss_scale_manager, "as_loss_scale"):
+        if not isinstance(loss_scale_manager, core.LossScale) and not hasattr(loss_scale_manager, "as_loss_scale"):
             loss_scale_manager = _Managed(loss_scale_manager)
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
         families.release(opt)
