@@ -381,3 +381,39 @@ def test_a_new_cell_with_the_same_optimizer_does_not_train_a_layer_that_was_froz
     first, *_, last = [np.abs(a - b).max() for a, b in zip(model.get_weights(), before)]
     assert first > 0
     assert last == 0
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored_2"])
+@pytest.mark.parametrize("way", ["call", "fit"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_cell_adds_the_losses_of_the_layers_as_fit_does(library, way, name):
+    keras = LIBRARIES[library]
+
+    class Adding(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(0.25 * tf.reduce_mean(x))
+            return x
+
+    def made():
+        regularizer = keras.regularizers.L2(10.0)
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", kernel_regularizer=regularizer)
+        return keras.Sequential([keras.Input((1,)), dense, Adding()])
+
+    x, y = tf.ones((2, 1)), tf.zeros((2, 1))
+    data = tf.data.Dataset.from_tensors((x, y))
+    strategy = tf.distribute.get_strategy() if name == "none" else strategies.get(name)
+    with strategy.scope():
+        model, expected = made(), made()
+        replicas = strategy.num_replicas_in_sync
+        network = amp.WithLossCell(model, lambda output, label: tf.reduce_mean((output - label) ** 2) / replicas)
+        cell = amp.TrainOneStepCell(network, keras.optimizers.SGD(0.01))
+        trained = amp.Model(expected, "mse", keras.optimizers.SGD(0.01))
+    losses = trained.train(1, data, verbose=0).history["loss"]
+    if way == "fit":
+        assert amp.Model(cell).train(1, data, verbose=0).history["loss"] == losses == [11.25]
+    elif name == "none":
+        assert float(cell(x, y)) == losses[0] == 11.25
+    else:
+        strategy.run(cell, next(iter(strategy.experimental_distribute_dataset(data))))
+    np.testing.assert_allclose(model.get_weights()[0], expected.get_weights()[0], rtol=1e-6)
+    assert model.get_weights()[0] != 1.0

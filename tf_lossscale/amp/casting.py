@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -115,45 +112,3 @@ def in_float32(outputs: Any) -> Any:
         The same structure. Only float16 and bfloat16 tensors change.
     """
     return floats_to("float32", outputs, _HALF)
-
-
-@contextlib.contextmanager
-def naming_the_layer(level: str) -> Iterator[None]:
-    """Add the layer's name and a remedy to error messages about mixed dtypes.
-
-    Call the model inside this context manager.
-
-    >>> with naming_the_layer("O2"):
-    ...     tf.ones(1)
-    <tf.Tensor: shape=(1,), dtype=float32, numpy=array([1.], dtype=float32)>
-
-    Args:
-        level: the mixed-precision level of the model. At level O0, errors are passed on unchanged.
-
-    Raises:
-        TypeError: an operation in a layer has inputs of different dtypes. The message names the layer and the level,
-            and suggests `to_float`.
-    """
-    try:
-        yield
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        text = str(error)
-        mixed = _MIXED.search(text)
-        if level == "O0" or mixed is None:
-            raise
-        match = _CALLED.search(text)
-        layer = f"Layer {match[1]}" if match else "A layer"
-        raise TypeError(
-            f"{layer} mixes half precision and float32 at level {level}: {mixed[0]}. All inputs of an operation "
-            "need the same dtype. After setting the level, call to_float(layer, 'float32') for this layer, or cast in "
-            "its `call`."
-        ) from error
-
-
-# Matches TensorFlow's two error messages for an operation whose inputs have different dtypes. The first is raised in
-# graphs, the second in eager mode.
-_MIXED = re.compile(
-    r"Input '\w+' of '\w+' Op has type \w+ that does not match type \w+ of argument '\w+'"
-    r"|cannot compute \w+ as input #\d+\(zero-based\) was expected to be a \w+ tensor but is a \w+ tensor"
-)
-_CALLED = re.compile(r"encountered when calling (?:layer )?['\"]?(\w+)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,28 +15,9 @@ if TYPE_CHECKING:
     from tf_lossscale.types import DType, Same
 
 # Layers that compute matrix products or convolutions. They gain the most from half precision.
-_MATRIX_LAYERS = frozenset(
-    {
-        "Conv1D",
-        "Conv2D",
-        "Conv3D",
-        "Conv1DTranspose",
-        "Conv2DTranspose",
-        "Conv3DTranspose",
-        "DepthwiseConv1D",
-        "DepthwiseConv2D",
-        "SeparableConv1D",
-        "SeparableConv2D",
-        "Dense",
-        "EinsumDense",
-        "Dot",
-        "SimpleRNNCell",
-        "GRUCell",
-        "LSTMCell",
-        "ConvLSTMCell",
-        "MultiHeadAttention",
-        "GroupedQueryAttention",
-    }
+_MATRIX_LAYERS = re.compile(
+    "(Depthwise|Separable)?Conv[123]D(Transpose)?|Dense|EinsumDense|Dot|(SimpleRNN|GRU|LSTM|ConvLSTM)Cell"
+    "|(MultiHead|GroupedQuery)Attention"
 )
 _RECTIFIERS = frozenset({"ReLU", "PReLU"})
 # Normalization layers, whose means and variances are too inaccurate in half precision.
@@ -62,7 +44,9 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
 
     O2 and O3 set the dtype of every layer; call `to_float` afterwards to change individual layers. O1 and auto skip
     layers whose dtype was set by `to_float`, O2 or O3. To undo a level, call `to_float(model, "float32")`; setting a
-    different level is not enough.
+    different level is not enough. A `tf.function` of your own that has already been traced keeps the dtypes that it was
+    traced with. So does a model that has called `fit`, `evaluate` or `predict` before `to_float` changed one of its
+    layers, or a level was set for a model inside it: compile the model again.
 
     Layers of different dtypes can be combined, because their inputs are cast. At O1 and auto, half-precision layers
     return float32 tensors. At O2, normalization layers return half-precision tensors. At O2 and O3, models return
@@ -91,6 +75,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     """
     require_level(model, amp_level)
     dtype = _dtype(dtype, _HALF)
+    _forget_traces(model)
     model_dtype = getattr(model, "compute_dtype", None)
     for _, layer, decides in _layers(model):
         in_half = _in_half(decides, amp_level)
@@ -114,6 +99,28 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
         for each in _models(model):
             set_casts(each, inputs=dtype)
     return model
+
+
+_changes = 0
+
+
+def changes() -> int:
+    """Return how often levels and dtypes were set. A `tf.function` that was traced before the last change is outdated.
+
+    >>> before = changes()
+    >>> _ = to_float(tf.keras.layers.Dense(2), "float16")
+    >>> changes() - before
+    1
+    """
+    return _changes
+
+
+def _forget_traces(layer: Any) -> None:
+    """Count a change, and make Keras trace the training, evaluation and prediction of a model again."""
+    global _changes
+    _changes += 1
+    if _is_model(layer):
+        layer.train_function = layer.test_function = layer.predict_function = None
 
 
 def require_level(model: Any, amp_level: Any) -> None:
@@ -160,6 +167,7 @@ def to_float(layer: Same, dtype: DType) -> Same:
     as_layer: Any = layer
     inner = _layers(layer) if _layers_inside(layer) else list(_with_parts(layer, as_layer.name, layer))
     _require_unquantized(inner)
+    _forget_traces(layer)
     for _, each, _ in inner:
         _set(each, dtype)
         set_casts(each)
@@ -234,7 +242,7 @@ def _in_half(layer: Any, amp_level: str) -> bool:
     if names & {"RNN", "StackedRNNCells"}:
         cells = getattr(layer, "cells", None) or [layer.cell]
         return all(_in_half(cell, amp_level) for cell in cells)
-    if names & _MATRIX_LAYERS:
+    if any(map(_MATRIX_LAYERS.fullmatch, names)):
         return True
     is_relu = getattr(getattr(layer, "activation", None), "__name__", "") == "relu" and "Activation" in names
     return amp_level == "O1" and (bool(names & _RECTIFIERS) or is_relu)

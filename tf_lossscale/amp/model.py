@@ -8,12 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import layers
-from tf_lossscale.amp import casting, cell_training, levels
+from tf_lossscale.amp import casting, levels
+from tf_lossscale.amp.cell_model import backbone_of, cell_model
 from tf_lossscale.amp.managers import DynamicLossScaleManager
-from tf_lossscale.amp.monitors import LossMonitor
-from tf_lossscale.amp.step_loss import StepLoss
+from tf_lossscale.amp.monitors import LossMonitor, StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.core import replicas
+from tf_lossscale.families.registry import scales_losses
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 # Keras resolves each of these names to a binary, categorical or sparse metric, depending on the shapes of the data.
@@ -22,19 +23,11 @@ _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 # Levels that use a dynamic loss scale unless `loss_scale_manager` is passed.
 _DYNAMIC = ("O2", "auto")
 
+# The default value of `loss_scale_manager`. It is not None, because None means no loss scale.
+_OF_THE_LEVEL = "of the level"
 
 # `train` sets this attribute of a network during the training.
 _TRAINED = "_tf_lossscale_trained"
-
-
-class _OfTheLevel:
-    """The type of `loss_scale_manager`'s default value. The default is not None, because None means no loss scale."""
-
-    def __repr__(self) -> str:
-        return "<the default of the level>"
-
-
-_OF_THE_LEVEL = _OfTheLevel()
 
 
 class Model:
@@ -78,7 +71,7 @@ class Model:
             by exponent, for `model.optimizer.precision_report()`.
 
     Raises:
-        TypeError: the network is neither a Keras model nor a training cell, the manager has no `as_loss_scale`, or
+        TypeError: the network is neither a Keras model nor a training cell, the manager is not a loss scale manager, or
             `diagnose` has the wrong type.
         ValueError: the level is unknown; an argument would have no effect, such as a manager together with an
             optimizer that is already wrapped; or another `Model` is training the network.
@@ -97,12 +90,13 @@ class Model:
         keep_batchnorm_fp32: bool | None = None,
         diagnose: bool | str = False,
     ):
-        manager_given = loss_scale_manager is not _OF_THE_LEVEL
+        manager_given = loss_scale_manager != _OF_THE_LEVEL
         self.network = network
         self.amp_level = amp_level
         self._metric_names: dict[str, str] = {}
-        self._compile_arguments: dict[str, Any] | None = None
-        self._step_loss: StepLoss | None = None
+        self._compile_arguments: dict[str, Any] = {}
+        self._compiled_after = 0
+        self._step_loss = StepLoss()
         if isinstance(network, TrainOneStepCell):
             arguments = (loss_fn, optimizer, metrics, keep_batchnorm_fp32)
             if manager_given or diagnose or amp_level != "O0" or any(each is not None for each in arguments):
@@ -126,35 +120,44 @@ class Model:
         of_layers = _level_of_layers(amp_level, keep_batchnorm_fp32)
         if not manager_given:
             loss_scale_manager = DynamicLossScaleManager() if amp_level in _DYNAMIC else None
-        optimizer = _wrapped(optimizer, loss_scale_manager, diagnose)
         if isinstance(metrics, Mapping) and "loss" in metrics:
             raise ValueError(
                 "`metrics` must not contain the name 'loss', under which eval() returns the loss. Choose a different "
                 "name."
             )
+        optimizer = _wrapped(optimizer, loss_scale_manager, diagnose, network.dtype_policy.name)
         if optimizer is not None or loss_fn is not None:
             self._require_no_training()
             self._compile_arguments = {"loss": loss_fn, "metrics": self._as_keras_takes(metrics)}
-            self._compile_arguments |= {} if optimizer is None else {"optimizer": optimizer}
         # All arguments have been checked. No code above this line may change the network.
         levels.auto_mixed_precision(network, of_layers)
         self.optimizer = optimizer
         self._compile()
 
     def _compile(self) -> None:
-        """Compile the network with the arguments of this `Model`, unless it is compiled with them already."""
-        arguments = self._compile_arguments
-        if arguments is None or (self._step_loss is not None and self._step_loss.is_stored()):
+        """Compile the network, unless this `Model` has compiled it last and no level was set since."""
+        is_last = getattr(self.network.compute_loss, "__self__", None) is self
+        if not self._compile_arguments or (is_last and self._compiled_after == levels.changes()):
             return
         self._require_no_training()
-        if self.optimizer is None and getattr(self.network, "optimizer", None) is not None:
-            # The default of Keras's `compile` would replace the optimizer that trains the network.
-            arguments["optimizer"] = self.network.optimizer
+        # Without an optimizer, Keras's `compile` would replace the optimizer that trains the network.
+        optimizer = self.optimizer or getattr(self.network, "optimizer", None)
+        arguments = dict(self._compile_arguments, **({} if optimizer is None else {"optimizer": optimizer}))
+        if getattr(self.network, "compiled", False):
+            # For None, Keras 3 keeps the metrics of an earlier call of `compile`.
+            arguments["metrics"] = arguments["metrics"] or []
         with self.network.distribute_strategy.scope():
-            layers.layers_of(self.network).compile_as_given(self.network, **arguments)
-        # `compile_as_given` may have wrapped the optimizer.
-        arguments["optimizer"] = self.network.optimizer
-        self._step_loss = StepLoss(self.network)
+            _ = self._step_loss.value
+            self.network.compile(**arguments)
+        self.network.compute_loss = self._compute_loss
+        self._compiled_after = levels.changes()
+
+    def _compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of the network, computed in float32, and store it for the monitors."""
+        network: Any = self.network
+        loss = type(network).compute_loss(network, x, y, casting.in_float32(y_pred), *args, **kwargs)
+        self._step_loss.note(loss)
+        return loss
 
     def _require_no_training(self) -> None:
         if getattr(self.network, _TRAINED, False):
@@ -190,11 +193,10 @@ class Model:
 
         Args:
             epoch: the number of passes over the data, an int above 0.
-            train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`. A
-                training cell created in the scope of a strategy needs a `tf.data.Dataset`, which is split among the
-                replicas.
+            train_dataset: data as in `fit(x=...)`, including the labels, for example a batched `tf.data.Dataset`.
             callbacks: a monitor from this package, a Keras callback, or a list of them. With a training cell, the
-                callbacks' `model.optimizer` is the cell's optimizer.
+                callbacks' `model` is a Keras model that trains the cell: its `optimizer` is the cell's optimizer, and
+                its `network` the cell's Keras model.
             verbose: as in `fit`.
             dataset_sink_mode: must be False. The argument exists because MindSpore programs pass it.
 
@@ -203,7 +205,8 @@ class Model:
 
         Raises:
             ValueError: there is no optimizer or no loss; an argument is out of range; `epoch` is above 1, but the data
-                can be read only once; or another `Model` is training the network.
+                can be read only once; the data has no batch or repeats forever; or another `Model` is training the
+                network.
         """
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1:
             raise ValueError(f"`epoch` must be an int above 0, but got: {epoch!r}.")
@@ -213,18 +216,26 @@ class Model:
         if epoch > 1 and isinstance(train_dataset, Iterator):
             raise ValueError(
                 f"`train_dataset` is a {type(train_dataset).__name__}, which can be read only once, but `epoch` is "
-                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...). A training "
-                "cell takes a list of batches, too."
+                f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...)."
             )
-        self._compile()
-        keras = self._keras()
-        listed = self._callbacks(callbacks, keras)
+        if isinstance(train_dataset, tf.data.Dataset) and train_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "`train_dataset` repeats forever, so the first epoch would never end. Leave out .repeat(), or limit "
+                "the dataset with .take(steps)."
+            )
+        # Without shuffle=False, Keras 3 warns that it cannot shuffle a Dataset or a generator.
+        kwargs: dict[str, Any] = {"shuffle": False} if isinstance(train_dataset, (tf.data.Dataset, Iterator)) else {}
         if isinstance(self.network, TrainOneStepCell):
-            return cell_training.fit(self.network, epoch, train_dataset, listed, keras, verbose)
-        # Without shuffle=False, Keras 3 warns that it cannot shuffle a Dataset.
-        kwargs = {"shuffle": False} if isinstance(train_dataset, tf.data.Dataset) else {}
-        with casting.naming_the_layer(self.amp_level), replicas.overriding(self.network, **{_TRAINED: True}):
-            return self.network.fit(train_dataset, epochs=epoch, verbose=verbose, callbacks=listed, **kwargs)
+            trained = cell_model(self.network, self._step_loss)
+        else:
+            self._compile()
+            trained = self.network
+        kwargs["callbacks"] = self._callbacks(callbacks, layers.layers_of(trained).library)
+        with replicas.overriding(trained, **{_TRAINED: True}):
+            history = trained.fit(train_dataset, epochs=epoch, verbose=verbose, **kwargs)
+        if not history.history:
+            raise ValueError("`train_dataset` has no batch. Pass data with at least one batch.")
+        return history
 
     def eval(
         self, valid_dataset: Any, callbacks: Any = None, verbose: Any = 0, dataset_sink_mode: bool = False
@@ -251,9 +262,8 @@ class Model:
                 "Model(model, loss_fn, metrics=...).eval(dataset)."
             )
         self._compile()
-        listed = self._callbacks(callbacks, self._keras())
-        with casting.naming_the_layer(self.amp_level):
-            scores = self.network.evaluate(valid_dataset, verbose=verbose, return_dict=True, callbacks=listed)
+        listed = self._callbacks(callbacks, layers.layers_of(self.network).library)
+        scores = self.network.evaluate(valid_dataset, verbose=verbose, return_dict=True, callbacks=listed)
         return {self._metric_names.get(name, name): value for name, value in scores.items()}
 
     def predict(self, *predict_data: Any) -> Any:
@@ -266,21 +276,13 @@ class Model:
             The network's outputs, cast to float32 except at level O0.
         """
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
-        network = self._keras_network()
+        network = backbone_of(self.network) if isinstance(self.network, TrainOneStepCell) else self.network
         if network is None:
             raise ValueError(
                 "predict() needs a Keras model, but the training cell has none. Call the function that the cell trains."
             )
-        with casting.naming_the_layer(self.amp_level):
-            outputs = network(inputs, training=False)
+        outputs = network(inputs, training=False)
         return outputs if self.amp_level == "O0" else casting.in_float32(outputs)
-
-    def _keras_network(self) -> Any:
-        return cell_training.backbone_of(self.network) if isinstance(self.network, TrainOneStepCell) else self.network
-
-    def _keras(self) -> Any:
-        network = self._keras_network()
-        return tf.keras if network is None else layers.layers_of(network).library
 
     def _callbacks(self, callbacks: Any, keras: Any) -> list[Any]:
         listed = [] if callbacks is None else callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -290,7 +292,7 @@ class Model:
         ]
 
 
-def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
+def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str, policy: str) -> Any:
     if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
         return LossScaleOptimizer(optimizer, loss_scale=manager, diagnose=diagnose)
     if diagnose:
@@ -298,6 +300,9 @@ def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str) -> Any:
             f"diagnose={diagnose!r} needs a loss scale. Pass a `loss_scale_manager` and a bare optimizer, "
             "which Model then wraps, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
         )
+    if optimizer is not None and policy == "mixed_float16" and not scales_losses(optimizer):
+        # Keras would wrap the optimizer itself, with a dynamic loss scale.
+        return LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
     return optimizer
 
 
@@ -335,5 +340,6 @@ def _named_metric(keras: Any, metric: Any, name: str) -> Any:
     metric = metrics.get(metric)
     if not isinstance(metric, metrics.Metric):
         return metrics.MeanMetricWrapper(metric, name)
-    keras.rename_metric(metric, name)
+    # tf_keras has no public way to change the name of a metric.
+    setattr(metric, "_name" if "_name" in vars(metric) else "name", name)
     return metric

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_lossscale.amp.managers import FixedLossScaleManager
+from tf_lossscale.core.variables import LazyVariable, Variables
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.readings import value_of
 
@@ -15,6 +19,38 @@ if TYPE_CHECKING:
 #: The width of an 80-column terminal without its last column. A line that is padded to this width overwrites Keras's
 #: progress bar.
 _BAR = 79
+
+
+class StepLoss(Variables):
+    """The loss of the most recent step. Keras's logs contain only the mean loss of the epoch so far.
+
+    >>> loss = StepLoss()
+    >>> loss.note(tf.constant(9.0))
+    >>> loss.read({"loss": 5.0})
+    9.0
+    """
+
+    #: Whether a step stores its loss. It is set when the step is traced.
+    is_noted = False
+    value = LazyVariable(0.0, tf.float32, aggregation=tf.VariableAggregation.SUM)
+    """The loss. The replicas' losses add up to it."""
+
+    def note(self, loss: tf.Tensor) -> None:
+        """Store the loss of this replica.
+
+        Args:
+            loss: a scalar tensor.
+        """
+        self.is_noted = True
+        self.value.assign(tf.cast(loss, tf.float32))
+
+    def read(self, logs: Mapping[str, Any]) -> float:
+        """Return the loss of the most recent step. If no step stores its loss, return `logs["loss"]`.
+
+        Args:
+            logs: the logs that Keras passes to callbacks.
+        """
+        return float(tf.convert_to_tensor(self.value) if self.is_noted else logs["loss"])
 
 
 class LossMonitor:
@@ -55,9 +91,8 @@ class LossMonitor:
         Args:
             keras: the `keras` or `tf_keras` module.
             optimizer: the optimizer to report on, or None for the model's optimizer.
-            step_loss: a `StepLoss` that provides the loss. If it is None, the loss is read from the logs. The logs of
-                Keras's `fit` contain the mean loss of the epoch so far; the logs of a training cell contain the loss of
-                the step.
+            step_loss: a `StepLoss` that provides the loss. If it is None, the line shows the mean loss of the epoch so
+                far, from Keras's logs.
 
         Returns:
             A `keras.callbacks.Callback`.

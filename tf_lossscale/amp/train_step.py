@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tf_lossscale.amp import levels
 from tf_lossscale.amp.managers import CellManager, FixedLossScaleManager
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import graphs, replicas
@@ -25,7 +26,7 @@ class TrainOneStepCell:
 
     The step runs as a tf.function, except in `strategy.run` and inside another tf.function. The cell therefore trains
     the weights that are trainable when it is called first. After you freeze or unfreeze a layer, create a new cell with
-    the same optimizer.
+    the same optimizer. `Model(cell).train` trains the cell with Keras's `fit`.
 
     To write your own step, derive from this class and override `construct`:
 
@@ -69,9 +70,6 @@ class TrainOneStepCell:
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.
         self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-        #: Whether Keras 3 divides each replica's loss by the number of replicas. This attribute is set while the step
-        #: is being traced.
-        self.divides_loss = False
         self._function = tf.function(self._construct)
 
     def _manager(self, sens: Any) -> Any:
@@ -169,10 +167,9 @@ class TrainOneStepCell:
         self.update(gradients)
         return loss
 
-    def _construct(self, training: Any, *inputs: Any) -> Any:
-        # This method does not read `training`, because the network stores whether it is in training mode. The argument
-        # makes tf.function trace training and inference separately.
-        del training
+    def _construct(self, key: Any, *inputs: Any) -> Any:
+        # A different key, which the step does not read, makes tf.function trace the step again.
+        del key
         return self.construct(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -200,7 +197,7 @@ class TrainOneStepCell:
         # In a TF1 graph, every fetched result of a tf.function runs the whole step, including the update.
         runs_alone = tf.executing_eagerly() or not graphs.runs_in_order()
         if runs_alone and not tf.distribute.has_strategy():
-            return self._function(getattr(self.network, "training", None), *inputs)
+            return self._function((getattr(self.network, "training", None), levels.changes()), *inputs)
         return self.construct(*inputs)
 
 

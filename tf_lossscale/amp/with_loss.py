@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_lossscale import layers
 from tf_lossscale.amp import casting
 
@@ -16,9 +18,11 @@ if TYPE_CHECKING:
 class WithLossCell:
     """A network and its loss as one function of the data and the label. The loss is computed in float32.
 
+    As in Keras's `fit`, the losses of the backbone's layers are added, such as those of a `kernel_regularizer`. In a
+    replica of a strategy, their share is added, so that the replicas' losses contain them once.
+
     Keras's losses take (label, output). Other functions take (output, label), as MindSpore's do:
 
-    >>> import tensorflow as tf
     >>> WithLossCell(lambda x: 2 * x, lambda output, label: output - label)(3, 1)
     5
     >>> network = WithLossCell(tf.keras.layers.Flatten(), tf.keras.losses.KLDivergence())
@@ -55,17 +59,19 @@ class WithLossCell:
             label: the label. A half-precision label is cast to float32, like the backbone's output.
 
         Returns:
-            The result of `loss_fn`.
+            The result of `loss_fn`, plus the losses of the backbone's layers.
         """
         keywords = {"training": self.training} if self._is_layer else {}
         output = casting.in_float32(self.backbone(data, **keywords))
         label = casting.in_float32(label)
-        return self.loss_fn(label, output) if self._label_first else self.loss_fn(output, label)
+        loss = self.loss_fn(label, output) if self._label_first else self.loss_fn(output, label)
+        for of_layer in self.backbone.losses if self._is_layer else []:
+            loss += tf.reduce_sum(tf.cast(of_layer, loss.dtype)) / tf.distribute.get_strategy().num_replicas_in_sync
+        return loss
 
     def set_train(self, mode: bool = True) -> WithLossCell:
         """Choose whether a Keras backbone is called in training mode, which is the default.
 
-        >>> import tensorflow as tf
         >>> network = WithLossCell(tf.keras.layers.Dropout(0.5), lambda output, label: output)
         >>> network.set_train(False)(tf.ones(2), None).numpy().tolist()
         [1.0, 1.0]

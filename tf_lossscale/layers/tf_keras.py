@@ -1,15 +1,12 @@
-"""Functions for tf_keras layers and models: compute dtypes, `compile`, metrics and losses."""
+"""Functions for tf_keras layers and models: compute dtypes."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 tf_keras = library = keras_versions.keras_2()
 autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
@@ -56,64 +53,3 @@ def set_compute_dtype(layer: Any, dtype: str) -> None:
                 original = value
             layer.__dict__[name] = tf.cast(original, dtype)
             constants[name] = (original, layer.__dict__[name])
-
-
-def compile_as_given(model: Any, **arguments: Any) -> None:
-    """Compile a model so that tf_keras adds no dynamic loss scaling, even under the `mixed_float16` policy.
-
-    Under this policy, tf_keras would wrap the optimizer in its own LossScaleOptimizer with a dynamic scale. To prevent
-    that, this function wraps the optimizer in this package's LossScaleOptimizer with a fixed scale of 1, unless it is
-    already wrapped.
-
-    >>> model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
-    >>> compile_as_given(model, optimizer=tf_keras.optimizers.SGD())
-    >>> type(model.optimizer).__name__
-    'SGD'
-
-    Args:
-        model: a tf_keras model.
-        **arguments: the arguments for the model's `compile` method.
-    """
-    optimizer: Any = arguments.get("optimizer")
-    would_wrap = optimizer is not None and model.dtype_policy.name == "mixed_float16"
-    if would_wrap and not families.scales_losses(optimizer):
-        arguments["optimizer"] = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
-    model.compile(**arguments)
-
-
-def rename_metric(metric: Any, name: str) -> None:
-    """Set the name of a metric.
-
-    >>> metric = tf_keras.metrics.Mean()
-    >>> rename_metric(metric, "Error")
-    >>> metric.name
-    'Error'
-
-    Args:
-        metric: a tf_keras metric object.
-        name: the new name, which appears in logs and in the result of `evaluate`.
-    """
-    # tf_keras has no public way to change the name of a metric.
-    metric._name = name
-
-
-def note_steps(model: Any, steps: int) -> None:
-    """Tell the model how many steps an epoch has. The progress bar shows the number if the data's length is unknown.
-
-    >>> note_steps(tf_keras.Sequential(), 3)
-
-    Args:
-        model: a model that is trained without Keras's `fit`.
-        steps: the number of steps in the epoch that has just ended.
-    """
-    model._train_counter.assign(steps)
-
-
-def noting_divided_losses() -> Any:
-    """Do nothing, because tf_keras does not divide losses by the number of replicas.
-
-    >>> with noting_divided_losses() as divided:
-    ...     bool(divided)
-    False
-    """
-    return contextlib.nullcontext([])
