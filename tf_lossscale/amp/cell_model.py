@@ -69,6 +69,7 @@ def cell_model(cell: TrainOneStepCell, step_loss: Any) -> Any:
             self.mean_loss = keras.metrics.Mean(name="loss")
             self.compile(jit_compile=False)
             self.optimizer = cell.optimizer
+            _ = step_loss.value
 
         def call(self, *args: Any, **kwargs: Any) -> Any:
             return self.network(*args, **kwargs)

@@ -75,6 +75,8 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
     """
     require_level(model, amp_level)
     dtype = _dtype(dtype, _HALF)
+    if amp_level == "O0":
+        return model
     _forget_traces(model)
     model_dtype = getattr(model, "compute_dtype", None)
     for _, layer, decides in _layers(model):
@@ -233,12 +235,8 @@ _KEEPS_DTYPE = "_tf_lossscale_keeps_dtype"
 
 def _in_half(layer: Any, amp_level: str) -> bool:
     names = {base.__name__ for base in type(layer).__mro__}
-    if amp_level == "O0":
-        return False
-    if amp_level == "O3":
-        return True
-    if amp_level == "O2":
-        return not names & _NORMALIZATION
+    if amp_level in ("O2", "O3"):
+        return amp_level == "O3" or not names & _NORMALIZATION
     if names & {"RNN", "StackedRNNCells"}:
         cells = getattr(layer, "cells", None) or [layer.cell]
         return all(_in_half(cell, amp_level) for cell in cells)

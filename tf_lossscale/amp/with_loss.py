@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +95,8 @@ class WithLossCell:
 WithLoss = WithLossCell
 """Short name of `WithLossCell`."""
 
-_NAMES_OF_LABELS = ("label", "target", "true", "truth")
-_NAMES_OF_OUTPUTS = ("output", "pred", "logit", "prob", "hat")
+_LABEL = re.compile("label|target|true|truth", re.IGNORECASE)
+_OUTPUT = re.compile("output|pred|logit|prob|hat", re.IGNORECASE)
 
 
 def _takes_label_first(loss_fn: Any) -> bool:
@@ -104,29 +105,19 @@ def _takes_label_first(loss_fn: Any) -> bool:
             f"`loss_fn` must be a function, but got: {loss_fn!r}. To use a Keras loss by name, pass "
             "keras.losses.get(name)."
         )
-    names = _positional_parameters(loss_fn)
-    if names[:2] == ["y_true", "y_pred"]:
-        return True
-    if len(names) < 2 or _is_label(names[0]) or (_is_output(names[1]) and not _is_output(names[0])):
-        raise ValueError(
-            f"The parameters of `loss_fn`, {names}, do not show whether it takes (label, output) or (output, label). "
-            "Pass label_first=True for (label, output), or label_first=False for (output, label)."
-        )
-    return False
-
-
-def _is_label(parameter: str) -> bool:
-    return any(part in parameter.lower() for part in _NAMES_OF_LABELS)
-
-
-def _is_output(parameter: str) -> bool:
-    return any(part in parameter.lower() for part in _NAMES_OF_OUTPUTS) and not _is_label(parameter)
-
-
-def _positional_parameters(function: Any) -> list[str]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(loss_fn).parameters.values())
     except (TypeError, ValueError):
         # Some functions written in C have no signature, so the names of their parameters are unknown.
-        return []
-    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        parameters = []
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][:2]
+    if names == ["y_true", "y_pred"]:
+        return True
+    # A name such as `label_probs` is that of a label.
+    kinds = [next((kind for kind in (_LABEL, _OUTPUT) if kind.search(name)), None) for name in names]
+    if len(names) < 2 or kinds[0] is _LABEL or kinds == [None, _OUTPUT]:
+        raise ValueError(
+            f"The first parameters of `loss_fn`, {names}, do not show whether it takes (label, output) or (output, "
+            "label). Pass label_first=True for (label, output), or label_first=False for (output, label)."
+        )
+    return False
