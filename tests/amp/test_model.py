@@ -48,19 +48,6 @@ def test_a_manager_sets_scale_and_window(library):
     assert float(model.optimizer.loss_scale) == 64 * 4 * 4
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_model_counts_exponents_where_it_wraps_the_optimizer(library):
-    keras = LIBRARIES[library]
-    model = amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), amp_level="O2", diagnose="exponents")
-    model.train(1, dataset())
-    assert len(model.optimizer.precision_report().rows) == 4
-    for arguments in ({"amp_level": "O0"}, {"amp_level": "O2", "loss_scale_manager": None}):
-        with pytest.raises(ValueError, match="diagnose='exponents' needs a loss scale"):
-            amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), diagnose="exponents", **arguments)
-    with pytest.raises(ValueError, match="must be False, True or"):
-        amp.Model(network(keras), "mse", keras.optimizers.SGD(0.01), amp_level="O2", diagnose="exponent")
-
-
 def gradient_step(optimizer, weight, gradient):
     optimizer.get_scaled_loss(0.0)
     (gradient,) = optimizer.get_unscaled_gradients([gradient * optimizer.loss_scale])

@@ -65,7 +65,7 @@ def auto_mixed_precision(model: Same, amp_level: str = "O0", dtype: DType = "flo
         dtype: the half-precision dtype, float16 or bfloat16, as a string or as a TensorFlow or NumPy dtype.
 
     Returns:
-        The same model. `print(dtype_table(model))` shows the result.
+        The same model. `dtype_table(model)` shows the result.
 
     Raises:
         TypeError: `model` is not a Keras model.
@@ -180,53 +180,29 @@ def to_float(layer: Same, dtype: DType) -> Same:
     return layer
 
 
-class DtypeTable:
-    """The layers of a model with their compute and variable dtypes. It prints as a table.
+def dtype_table(model: object) -> list[tuple[str, str, str, str]]:
+    """Return the name, type, compute dtype and variable dtype of each layer of a model.
 
-    >>> import tensorflow as tf
-    >>> print(DtypeTable([("dense", "Dense", "float16", "float32")]))
-    layer  type   computes  variables
-    dense  Dense  float16   float32
-
-    Args:
-        rows: a tuple (name, type, compute dtype, variable dtype) for each layer.
-    """
-
-    def __init__(self, rows: list[tuple[str, str, str, str]]):
-        self.rows = rows
-
-    def __str__(self) -> str:
-        rows = [("layer", "type", "computes", "variables"), *self.rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
-
-    __repr__ = __str__
-
-
-def dtype_table(model: object) -> DtypeTable:
-    """Return the layers of a model with their compute and variable dtypes.
-
-    >>> import tensorflow as tf
-    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2, name="out")])
-    >>> print(dtype_table(auto_mixed_precision(model, "O3")))
-    layer  type   computes  variables
-    out    Dense  float16   float32
+    >>> parts = [tf.keras.layers.Dense(2, name="out"), tf.keras.layers.ReLU(name="relu")]
+    >>> model = tf.keras.Sequential(parts)
+    >>> for row in dtype_table(auto_mixed_precision(model, "auto")):
+    ...     print(row)
+    ('out', 'Dense', 'float16', 'float32')
+    ('relu', 'ReLU', 'float32', 'float32')
 
     Args:
         model: a Keras model (Keras 3 or tf_keras).
 
     Returns:
-        A `DtypeTable`; its `rows` are plain tuples.
+        A list with a tuple for each layer, including those of nested models and the parts of layers.
 
     Raises:
         TypeError: `model` is not a Keras model.
     """
-    return DtypeTable(
-        [
-            (name, type(layer).__name__, str(layer.compute_dtype), str(layer.variable_dtype))
-            for name, layer, _ in _layers(model)
-        ]
-    )
+    return [
+        (name, type(layer).__name__, str(layer.compute_dtype), str(layer.variable_dtype))
+        for name, layer, _ in _layers(model)
+    ]
 
 
 # `to_float` and the levels O2 and O3 set this attribute on a layer. Levels O1 and auto skip layers that have it.

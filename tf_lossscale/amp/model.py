@@ -67,12 +67,9 @@ class Model:
             `DynamicLossScaleManager`, and the other levels use no loss scale.
         keep_batchnorm_fp32: whether normalization layers compute in float32 at levels O2 and O3. The default is True
             at O2 and False at O3.
-        diagnose: as in `LossScaleOptimizer`. True records which gradients overflow; "exponents" counts the gradients
-            by exponent, for `model.optimizer.precision_report()`.
 
     Raises:
-        TypeError: the network is neither a Keras model nor a training cell, the manager is not a loss scale manager, or
-            `diagnose` has the wrong type.
+        TypeError: the network is neither a Keras model nor a training cell, or the manager is not a loss scale manager.
         ValueError: the level is unknown; an argument would have no effect, such as a manager together with an
             optimizer that is already wrapped; or another `Model` is training the network.
 
@@ -88,7 +85,6 @@ class Model:
         amp_level: str = "O0",
         loss_scale_manager: Any = _OF_THE_LEVEL,
         keep_batchnorm_fp32: bool | None = None,
-        diagnose: bool | str = False,
     ):
         manager_given = loss_scale_manager != _OF_THE_LEVEL
         self.network = network
@@ -99,11 +95,10 @@ class Model:
         self._step_loss = StepLoss()
         if isinstance(network, TrainOneStepCell):
             arguments = (loss_fn, optimizer, metrics, keep_batchnorm_fp32)
-            if manager_given or diagnose or amp_level != "O0" or any(each is not None for each in arguments):
+            if manager_given or amp_level != "O0" or any(each is not None for each in arguments):
                 raise ValueError(
-                    f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Set "
-                    "the level of the model in the cell with auto_mixed_precision(model), and pass the loss scale to "
-                    "the constructor of the cell."
+                    f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Call "
+                    "auto_mixed_precision(model) for its level, and pass the loss scale to the cell."
                 )
             self.optimizer = network.optimizer
             return
@@ -111,21 +106,15 @@ class Model:
         if isinstance(optimizer, (str, dict)):
             optimizer = layers.layers_of(network).library.optimizers.get(optimizer)
         if manager_given and isinstance(optimizer, LossScaleOptimizer):
-            raise ValueError(
-                "`optimizer` is already a LossScaleOptimizer: leave out `loss_scale_manager`, or pass the inner "
-                "optimizer."
-            )
+            raise ValueError("`optimizer` is already a LossScaleOptimizer: leave out `loss_scale_manager`.")
         if manager_given and loss_scale_manager is not None and optimizer is None:
             raise ValueError("`loss_scale_manager` needs an optimizer: pass `optimizer` too, or leave both out.")
         of_layers = _level_of_layers(amp_level, keep_batchnorm_fp32)
         if not manager_given:
             loss_scale_manager = DynamicLossScaleManager() if amp_level in _DYNAMIC else None
         if isinstance(metrics, Mapping) and "loss" in metrics:
-            raise ValueError(
-                "`metrics` must not contain the name 'loss', under which eval() returns the loss. Choose a different "
-                "name."
-            )
-        optimizer = _wrapped(optimizer, loss_scale_manager, diagnose, network.dtype_policy.name)
+            raise ValueError("`metrics` must not contain the name 'loss', which eval() uses for the loss. Rename it.")
+        optimizer = _wrapped(optimizer, loss_scale_manager, network.dtype_policy.name)
         if optimizer is not None or loss_fn is not None:
             self._require_no_training()
             self._compile_arguments = {"loss": loss_fn, "metrics": self._as_keras_takes(metrics)}
@@ -219,10 +208,7 @@ class Model:
                 f"{epoch}. Pass a tf.data.Dataset, such as tf.data.Dataset.from_generator(function, ...)."
             )
         if isinstance(train_dataset, tf.data.Dataset) and train_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                "`train_dataset` repeats forever, so the first epoch would never end. Leave out .repeat(), or limit "
-                "the dataset with .take(steps)."
-            )
+            raise ValueError("`train_dataset` repeats forever. Leave out .repeat(), or add .take(steps).")
         # Without shuffle=False, Keras 3 warns that it cannot shuffle a Dataset or a generator.
         kwargs: dict[str, Any] = {"shuffle": False} if isinstance(train_dataset, (tf.data.Dataset, Iterator)) else {}
         if isinstance(self.network, TrainOneStepCell):
@@ -278,30 +264,22 @@ class Model:
         inputs = predict_data[0] if len(predict_data) == 1 else predict_data
         network = backbone_of(self.network) if isinstance(self.network, TrainOneStepCell) else self.network
         if network is None:
-            raise ValueError(
-                "predict() needs a Keras model, but the training cell has none. Call the function that the cell trains."
-            )
+            raise ValueError("The training cell trains a function, not a Keras model. Call the function to predict.")
         outputs = network(inputs, training=False)
         return outputs if self.amp_level == "O0" else casting.in_float32(outputs)
 
     def _callbacks(self, callbacks: Any, keras: Any) -> list[Any]:
         listed = [] if callbacks is None else callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-        return [
-            each.as_callback(keras, self.optimizer, self._step_loss) if isinstance(each, LossMonitor) else each
-            for each in listed
-        ]
+        return [each.as_callback(keras, self._step_loss) if isinstance(each, LossMonitor) else each for each in listed]
 
 
-def _wrapped(optimizer: Any, manager: Any, diagnose: bool | str, policy: str) -> Any:
-    if optimizer is not None and manager is not None and not isinstance(optimizer, LossScaleOptimizer):
-        return LossScaleOptimizer(optimizer, loss_scale=manager, diagnose=diagnose)
-    if diagnose:
-        raise ValueError(
-            f"diagnose={diagnose!r} needs a loss scale. Pass a `loss_scale_manager` and a bare optimizer, "
-            "which Model then wraps, or pass LossScaleOptimizer(optimizer, diagnose=...) as the optimizer."
-        )
-    if optimizer is not None and policy == "mixed_float16" and not scales_losses(optimizer):
-        # Keras would wrap the optimizer itself, with a dynamic loss scale.
+def _wrapped(optimizer: Any, manager: Any, policy: str) -> Any:
+    if optimizer is None or isinstance(optimizer, LossScaleOptimizer):
+        return optimizer
+    if manager is not None:
+        return LossScaleOptimizer(optimizer, loss_scale=manager)
+    if policy == "mixed_float16" and not scales_losses(optimizer):
+        # Keras would wrap the optimizer with a dynamic loss scale.
         return LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1)
     return optimizer
 
@@ -311,11 +289,9 @@ def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
 
     O2 and O3 differ only in the dtype of the normalization layers, so `keep_batchnorm_fp32` chooses between them.
     """
-    if keep_batchnorm_fp32 is None:
-        return amp_level
-    if amp_level in ("O2", "O3"):
+    if keep_batchnorm_fp32 is not None and amp_level in ("O2", "O3"):
         return "O2" if keep_batchnorm_fp32 else "O3"
-    if keep_batchnorm_fp32:
+    if keep_batchnorm_fp32 or keep_batchnorm_fp32 is None:
         return amp_level
     raise ValueError(
         f"keep_batchnorm_fp32=False has no effect at level {amp_level}, which leaves normalization layers as they are. "
@@ -325,10 +301,7 @@ def _level_of_layers(amp_level: str, keep_batchnorm_fp32: bool | None) -> str:
 
 def _require_no_sink(dataset_sink_mode: Any) -> None:
     if dataset_sink_mode:
-        raise ValueError(
-            f"`dataset_sink_mode` must be False, but got: {dataset_sink_mode!r}. TensorFlow has no data sinking: leave "
-            "the argument out."
-        )
+        raise ValueError("`dataset_sink_mode` must be False: TensorFlow has no data sinking. Leave the argument out.")
 
 
 def _named_metric(keras: Any, metric: Any, name: str) -> Any:

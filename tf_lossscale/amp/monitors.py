@@ -85,12 +85,11 @@ class LossMonitor:
         del optimizer
         return f"epoch: {epoch} step: {step}, loss is {loss:.6g}"
 
-    def as_callback(self, keras: Any, optimizer: Optimizer | None = None, step_loss: Any = None) -> Any:
+    def as_callback(self, keras: Any, step_loss: StepLoss | None = None) -> Any:
         """Return the monitor as a callback for a Keras library.
 
         Args:
             keras: the `keras` or `tf_keras` module.
-            optimizer: the optimizer to report on, or None for the model's optimizer.
             step_loss: a `StepLoss` that provides the loss. If it is None, the line shows the mean loss of the epoch so
                 far, from Keras's logs.
 
@@ -108,7 +107,7 @@ class LossMonitor:
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if (batch + 1) % monitor.per_print_times == 0:
                     loss = float(logs["loss"]) if step_loss is None else step_loss.read(logs)
-                    line = monitor.line(self.epoch, batch + 1, loss, optimizer or self.model.optimizer)
+                    line = monitor.line(self.epoch, batch + 1, loss, self.model.optimizer)
                     bar = batch > 0 and self.params.get("verbose") in (1, "auto")
                     print(_after_a_bar(line) if bar else line)
 

@@ -65,7 +65,7 @@ class TrainOneStepCell:
         elif sens is not None:
             raise ValueError(
                 f"`{self._scale_argument}` was given as {sens!r}, but `optimizer` is a LossScaleOptimizer, which has a "
-                f"loss scale of its own. Leave out `{self._scale_argument}`, or pass the inner optimizer."
+                "loss scale. Leave it out, or pass the inner optimizer."
             )
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.
@@ -184,15 +184,11 @@ class TrainOneStepCell:
                 raise replicas.not_in_replica_context(type(self).__name__)
             if not graphs.runs_in_order():
                 # A session would run only the operations that the returned loss depends on, and never the update.
-                raise ValueError(
-                    f"strategy.run() called a {type(self).__name__} in a TF1 graph, where the step would never update "
-                    "the weights. Call strategy.run() inside a tf.function."
-                )
+                raise ValueError("In a TF1 graph, a training cell needs strategy.run() to be inside a tf.function.")
         elif self.strategy is not None and self.strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"This {type(self).__name__} was created in the scope of a {type(self.strategy).__name__} with "
-                f"{self.strategy.num_replicas_in_sync} replicas, and must be called by all of them. Call "
-                "strategy.run(cell, args=(data, label))."
+                f"{self.strategy.num_replicas_in_sync} replicas. Call strategy.run(cell, args=(data, label))."
             )
         # In a TF1 graph, every fetched result of a tf.function runs the whole step, including the update.
         runs_alone = tf.executing_eagerly() or not graphs.runs_in_order()
@@ -236,11 +232,8 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
             raise TypeError("`scale_sense` is missing: pass a loss scale manager, an update cell or a number.")
         if isinstance(sens, LossScale):
             return sens
-        return (
-            CellManager(sens)
-            if callable(getattr(sens, "get_loss_scale", None))
-            else FixedLossScaleManager(_number(sens))
-        )
+        is_cell = callable(getattr(sens, "get_loss_scale", None))
+        return CellManager(sens) if is_cell else FixedLossScaleManager(_number(sens))
 
     @property
     def scale_sense(self) -> tf.Tensor:
@@ -286,7 +279,4 @@ TrainOneStepWithLossScale = TrainOneStepWithLossScaleCell
 
 def _number(sens: Any) -> Any:
     """Return a tensor or array of one element as a number, and any other value unchanged."""
-    if tf.is_tensor(sens) or isinstance(sens, (tf.Variable, np.ndarray)):
-        values = np.asarray(sens)
-        return values.item() if values.size == 1 else sens
-    return sens
+    return np.asarray(sens).item() if hasattr(sens, "shape") and np.size(sens) == 1 else sens
