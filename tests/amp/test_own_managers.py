@@ -169,6 +169,15 @@ def test_a_manager_goes_on_from_the_scale_and_the_window_of_its_optimizer(tmp_pa
     assert manager.get_loss_scale() == optimizer.loss_scale.numpy() == 64
 
 
+@pytest.mark.parametrize("name", ["step", "check", "move"])
+def test_an_attribute_with_the_name_of_a_method_is_an_error_that_names_it(name):
+    manager, optimizer = Thirds(), tf.keras.optimizers.SGD()
+    setattr(manager, name, 0)
+    with pytest.raises(TypeError, match=f"Thirds must not have an attribute `{name}`"):
+        LossScaleOptimizer(optimizer, loss_scale=manager)
+    LossScaleOptimizer(optimizer, loss_scale=Thirds())
+
+
 def test_a_manager_is_no_manager_without_its_two_methods():
     with pytest.raises(TypeError, match="abstract"):
         amp.LossScaleManager()

@@ -93,20 +93,14 @@ def _inputs_of(cell: TrainOneStepCell, batch: Any) -> tuple[Any, ...]:
     """Return a batch as a tuple of arguments for the cell. Raise an error if the cell takes more or fewer arguments."""
     inputs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     is_own = type(cell).construct in (TrainOneStepCell.construct, TrainOneStepWithLossScaleCell.construct)
-    takes: Any = cell.network if is_own else cell.construct
-    try:
-        signature = inspect.signature(takes)
-    except ValueError:
-        # Some functions written in C have no signature, so their arguments cannot be checked.
-        return inputs
+    signature = inspect.signature(cell.network if is_own else cell.construct)
     try:
         signature.bind(*inputs)
     except TypeError as error:
         got = f"a dict with the keys {sorted(batch)}" if isinstance(batch, dict) else f"{len(inputs)} parts"
         raise ValueError(
-            f"Each batch of `train_dataset` must be a tuple of the training cell's inputs, "
-            f"({', '.join(signature.parameters)}), but got {got}. Map the dataset, for example with "
-            "train_dataset.map(lambda batch: (batch['data'], batch['label'])); for arrays, pass "
-            "tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
+            f"Each batch of `train_dataset` must be a tuple of the cell's inputs, ({', '.join(signature.parameters)}), "
+            f"but got {got}. Map the dataset, for example with lambda batch: (batch['data'], batch['label']). For "
+            "arrays, pass tf.data.Dataset.from_tensor_slices((data, label)).batch(32)."
         ) from error
     return inputs

@@ -91,6 +91,9 @@ class LossScaleManager(LossScale, abc.ABC):
 
     def prepare(self) -> None:
         """Create the variables; see `LossScale.prepare`."""
+        taken = vars(self).keys() & {"step", "check", "move"}
+        if taken:
+            raise TypeError(f"{type(self).__name__} must not have an attribute `{min(taken)}`: it hides a LossScale method.")
         super().prepare()
         if self._own_rule is not None:
             self._moving_scale()

@@ -114,9 +114,11 @@ class Model:
             loss_scale_manager = DynamicLossScaleManager() if amp_level in _DYNAMIC else None
         if isinstance(metrics, Mapping) and "loss" in metrics:
             raise ValueError("`metrics` must not contain the name 'loss', which eval() uses for the loss. Rename it.")
-        optimizer = _wrapped(optimizer, loss_scale_manager, network.dtype_policy.name)
-        if optimizer is not None or loss_fn is not None:
+        is_compiled = optimizer is not None or loss_fn is not None
+        if is_compiled:
             self._require_no_training()
+        optimizer = _wrapped(optimizer, loss_scale_manager, network.dtype_policy.name)
+        if is_compiled:
             self._compile_arguments = {"loss": loss_fn, "metrics": self._as_keras_takes(metrics)}
         # All arguments have been checked. No code above this line may change the network.
         levels.auto_mixed_precision(network, of_layers)
