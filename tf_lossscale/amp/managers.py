@@ -73,6 +73,11 @@ class LossScaleManager(LossScale, abc.ABC):
         """
         return None
 
+    def _overrides(self, method: str) -> bool:
+        # `move` of this class only chooses between the rules.
+        is_fixed = method == "move" and self._own_rule is None and isinstance(self, FixedLossScale)
+        return super()._overrides(method) and not is_fixed
+
     @property
     def may_skip(self) -> bool:
         """Whether a step may be skipped, according to `get_drop_overflow_update`."""
@@ -93,7 +98,7 @@ class LossScaleManager(LossScale, abc.ABC):
         """Create the variables; see `LossScale.prepare`."""
         taken = vars(self).keys() & {"step", "check", "move"}
         if taken:
-            raise TypeError(f"{type(self).__name__} must not have an attribute `{min(taken)}`: it hides a LossScale method.")
+            raise TypeError(f"{type(self).__name__} must not have an attribute `{min(taken)}`, which hides a method.")
         super().prepare()
         if self._own_rule is not None:
             self._moving_scale()
@@ -308,38 +313,6 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
         """Return an update cell for use in a graph. The cell starts with the current scale."""
         return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
-
-
-class CellManager(LossScaleManager):
-    """A manager whose rule is an update cell.
-
-    >>> manager = CellManager(DynamicLossScaleUpdateCell(64.0, 2, 3))
-    >>> manager.update_loss_scale(True)
-    >>> manager.get_loss_scale(), manager().numpy().item()
-    (64.0, 32.0)
-
-    Args:
-        cell: an update cell, or another function of the scale variable and an overflow flag that has a
-            `get_loss_scale` method.
-    """
-
-    _own_rule = "get_update_cell"
-
-    def __init__(self, cell: Any):
-        super().__init__()
-        self.cell = cell
-
-    def get_loss_scale(self) -> Any:
-        """Return the scale that the update cell started with."""
-        return self.cell.get_loss_scale()
-
-    def update_loss_scale(self, overflow: Any) -> None:
-        """Call the update cell with the manager's scale variable."""
-        self.move(tf.logical_not(overflow))
-
-    def get_update_cell(self) -> Any:
-        """Return the update cell."""
-        return self.cell
 
 
 class FixedLossScaleUpdateCell:

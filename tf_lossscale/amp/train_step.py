@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.amp import levels
-from tf_lossscale.amp.managers import CellManager, FixedLossScaleManager
+from tf_lossscale.amp.managers import FixedLossScaleManager, LossScaleManager
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import graphs, replicas
 from tf_lossscale.core.loss_scale import LossScale
@@ -233,7 +233,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         if isinstance(sens, LossScale):
             return sens
         is_cell = callable(getattr(sens, "get_loss_scale", None))
-        return CellManager(sens) if is_cell else FixedLossScaleManager(_number(sens))
+        return _CellManager(sens) if is_cell else FixedLossScaleManager(_number(sens))
 
     @property
     def scale_sense(self) -> tf.Tensor:
@@ -275,6 +275,25 @@ TrainOneStep = TrainOneStepCell
 """Short name of `TrainOneStepCell`."""
 TrainOneStepWithLossScale = TrainOneStepWithLossScaleCell
 """Short name of `TrainOneStepWithLossScaleCell`."""
+
+
+class _CellManager(LossScaleManager):
+    """A manager whose rule is an update cell."""
+
+    _own_rule = "get_update_cell"
+
+    def __init__(self, cell: Any):
+        super().__init__()
+        self._given_cell = cell
+
+    def get_loss_scale(self) -> Any:
+        return self._given_cell.get_loss_scale()
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        self.move(tf.logical_not(overflow))
+
+    def get_update_cell(self) -> Any:
+        return self._given_cell
 
 
 def _number(sens: Any) -> Any:

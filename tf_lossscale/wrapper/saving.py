@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale
 from tf_lossscale.core.rules import KEYWORDS
+from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper.contract import Contract
@@ -317,8 +318,7 @@ def _has_config_of_user(scale: Any) -> bool:
 
 
 def _has_rule_outside_of_config(scale: Any) -> bool:
-    # A loss scale with a `step` of its own is shared with other optimizers.
-    if _is_of_user(scale) or type(scale).step is not LossScale.step:
+    if _is_of_user(scale) or isinstance(scale, SharedLossScale):
         return True
     if isinstance(scale, DynamicLossScale):
         return not scale.rules.finite_step_resets
