@@ -80,6 +80,18 @@ class Counting(tf_lossscale.DynamicLossScale):
         return moved if not tf.compat.v1.executing_eagerly_outside_functions() else None
 
 
+class Managing(amp.LossScaleManager):
+    """A MindSpore manager in Python numbers."""
+
+    loss_scale = 64.0
+
+    def get_loss_scale(self):
+        return self.loss_scale
+
+    def update_loss_scale(self, overflow):
+        self.loss_scale = self.loss_scale / 2 if overflow else self.loss_scale
+
+
 #: Each rule by name: a function that makes it, with an initial scale of 64.
 RULES = {
     "dynamic": lambda: tf_lossscale.DynamicLossScale(64.0),
@@ -89,6 +101,8 @@ RULES = {
     "shared": lambda: tf_lossscale.SharedLossScale(64.0),
     "mindspore_dynamic": lambda: amp.DynamicLossScaleManager(64),
     "mindspore_fixed": lambda: amp.FixedLossScaleManager(64.0, drop_overflow_update=True),
+    "mindspore_applying": lambda: amp.FixedLossScaleManager(64.0, drop_overflow_update=False),
+    "mindspore_own": Managing,
     "tf23_dynamic": lambda: legacy.DynamicLossScale(64.0),
     "contrib": lambda: legacy.ExponentialUpdateLossScaleManager(64.0, 2000, decr_every_n_nan_or_inf=1, decr_ratio=0.5),
     "tf23_fixed": lambda: legacy.FixedLossScale(64.0),
@@ -99,4 +113,4 @@ RULES = {
     "counting": Counting,
 }
 #: The rules that no package contains.
-OF_USERS = ("schedule", "small_norms", "quarters", "described", "counting")
+OF_USERS = ("schedule", "small_norms", "quarters", "described", "counting", "mindspore_own")
