@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale
+from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.diagnosis.exponents import EVERY
