@@ -4,7 +4,9 @@
 name them after `--`: `nox -s ... -- tests/test_fit.py`. A session is skipped if its version of Python is not installed.
 """
 
+import datetime
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -41,6 +43,17 @@ TESTS = {
         "tf_function_tests/test_compiled_steps.py",
     ),
 }
+# The tests of the next releases need no optional libraries that may not support these releases yet.
+TESTS["next"] = (
+    "tests/core",
+    "tests/wrapper",
+    "tests/test_families.py",
+    "tests/test_fit.py",
+    "tests/legacy",
+    "tests/amp",
+)
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
+VERSIONS = pathlib.Path(__file__).parent / "docs" / "versions.md"
 ALONE = ("hypothesis", "pytest", "pytest-timeout")
 ALL = (".[demo,plot,sonnet]", "h5py", "tensorboard", *ALONE)
 
@@ -74,8 +87,34 @@ def tests(session, tensorflow, libraries):
         "-m",
         "not slow",
         *(session.posargs or TESTS[libraries]),
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."},
+        env=ENVIRONMENT,
     )
+    if libraries == "all" and not session.posargs:
+        note_date(tensorflow)
+
+
+def note_date(tensorflow, result=""):
+    """Writes today's date into the row of a TensorFlow release in docs/versions.md."""
+    text = VERSIONS.read_text()
+    row = re.search(rf"^\| {re.escape(tensorflow)} \|.*\|$", text, re.MULTILINE)
+    if row is None:
+        return
+    *cells, _ = row[0].strip("| ").split(" | ")
+    noted = " | ".join(["| " + cells[0], *cells[1:], f"{datetime.date.today()}{result} |"])
+    VERSIONS.write_text(text.replace(row[0], noted))
+
+
+@nox.session(name="next", python="3.11")
+def next_releases(session):
+    """Tests the newest pre-releases of TensorFlow, Keras 3 and tf_keras, and writes how many tests fail on them."""
+    session.install("--pre", "tensorflow", "keras-nightly", "tf-keras-nightly")
+    session.install(".", "dm-sonnet", "h5py", "tensorboard", *ALONE)
+    listed = session.run("python", "-c", "import tensorflow; print(tensorflow.__version__)", silent=True)
+    run = ("python", "-m", "pytest", "-q", "-rf", "-m", "not slow", *(session.posargs or TESTS["next"]))
+    output = session.run(*run, env=ENVIRONMENT, silent=True, success_codes=[0, 1])
+    session.log(output)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    note_date("next", f", TensorFlow {listed.split()[-1]}: {len(failed)} tests fail")
 
 
 # For each version of TensorFlow, the libraries of docs/libraries.md that are tested with it. tensorboard is in the list
