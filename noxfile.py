@@ -5,6 +5,7 @@ name them after `--`: `nox -s ... -- tests/test_fit.py`. A session is skipped if
 """
 
 import datetime
+import json
 import pathlib
 import re
 import shutil
@@ -117,6 +118,20 @@ def next_releases(session):
     note_date("next", f", TensorFlow {listed.split()[-1]}: {len(failed)} tests fail")
 
 
+@nox.session(python="3.11")
+def pyright(session):
+    """Measures how many public types pyright, the type checker of many editors, knows of the installed package."""
+    session.install("pyright[nodejs]", "types-tensorflow", f".[{EXTRAS}]")
+    arguments = ("--verifytypes", "tf_lossscale", "--ignoreexternal", "--outputjson")
+    report = session.run("pyright", *arguments, silent=True, success_codes=[0, 1])
+    score = json.loads(report[report.index("{") :])["typeCompleteness"]["completenessScore"]
+    session.log(f"{score:.1%} of the public names have a known type.")
+    if score < TYPES_KNOWN:
+        session.error(f"The limit is {TYPES_KNOWN:.1%}. `pyright {' '.join(arguments[:3])}` lists the others.")
+
+
+# The rest are classes derived from classes of libraries without type annotations.
+TYPES_KNOWN = 0.98
 # For each version of TensorFlow, the libraries of docs/libraries.md that are tested with it. tensorboard is in the list
 # because keras-tuner imports it, and pyparsing because qkeras imports it.
 LIBRARIES = {

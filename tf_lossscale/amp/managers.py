@@ -106,7 +106,7 @@ class LossScaleManager(LossScale, abc.ABC):
     def _moving_scale(self) -> tf.Variable:
         """Return the variable that contains the scale of a user's rule."""
         if "_moved_to" not in vars(self):
-            self.initial_scale = float(self.get_loss_scale())
+            self.initial_scale: float = float(self.get_loss_scale())
             # The scale that the manager returned last. If the variable has a different value, a checkpoint was
             # restored.
             self._moved_to = np.float32(self.initial_scale)
@@ -163,7 +163,7 @@ class FixedLossScaleManager(LossScaleManager, FixedLossScale):
     def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True):
         FixedLossScale.__init__(self, number_of_at_least_1("loss_scale", loss_scale), drop_overflow_update)
 
-    overflowed = LazyVariable(False, tf.bool, tracked=False)
+    overflowed: Any = LazyVariable(False, tf.bool, tracked=False)
     """Whether the last step overflowed, as a bool variable. It is set only if `drop_overflow_update` is False."""
 
     def prepare(self) -> None:
@@ -239,11 +239,11 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
     def __init__(self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000):
         LossScale.__init__(self)
         self._exact = number_of_at_least_1("init_loss_scale", init_loss_scale)
-        self.initial_scale = float(init_loss_scale)
+        self.initial_scale: float = float(init_loss_scale)
         self._rounded = float(np.float32(self.initial_scale))
         errors.positive_number("scale_factor", scale_factor, "The usual value is 2.")
         # `prepare` checks the rules, because an optimizer needs a factor above 1, but MindSpore accepts a lower one.
-        self.rules = Rules(whole_above_zero("scale_window", scale_window), scale_factor, 1 / scale_factor)
+        self.rules: Rules = Rules(whole_above_zero("scale_window", scale_window), scale_factor, 1 / scale_factor)
         if scale_factor > max(self.initial_scale, 2):
             warnings.warn(
                 f"DynamicLossScaleManager has init_loss_scale={init_loss_scale!r} and scale_factor={scale_factor!r}: "
@@ -253,12 +253,14 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
             )
         self._create_variables()
         # MindSpore's counts of the calls of `update_loss_scale`.
-        self.cur_iter, self.last_overflow_iter, self.bad_step = 1, 0, 0
+        self.cur_iter: int = 1
+        self.last_overflow_iter: int = 0
+        self.bad_step: int = 0
 
     scale_window: Any = DynamicLossScale.growth_steps
     scale_factor: Any = DynamicLossScale.multiplier
-    increase_ratio = property(lambda self: self.rules.growth_factor)
-    decrease_ratio = property(lambda self: self.rules.backoff_factor)
+    increase_ratio: Any = property(lambda self: self.rules.growth_factor)
+    decrease_ratio: Any = property(lambda self: self.rules.backoff_factor)
 
     def prepare(self) -> None:
         """Check the rules and create the variables; see `LossScale.prepare`."""
@@ -359,18 +361,17 @@ class DynamicLossScaleUpdateCell(tf.Module):
     """
 
     #: The scale is never lowered below this value. A subclass or an instance may set a different one.
-    minimum_loss_scale = 1.0
+    minimum_loss_scale: float = 1.0
 
     def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int):
         super().__init__()
         self.loss_scale_value = loss_scale_value
-        self.scale_factor = float(scale_factor)
+        self.scale_factor: float = float(scale_factor)
         if not self.scale_factor > 0:
             raise ValueError(f"`scale_factor` must be above 0, but got: {scale_factor!r}. The usual value is 2.")
-        self.scale_window = int(scale_window)
-        cur_iter = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
-        last_overflow_iter = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
-        self.cur_iter, self.last_overflow_iter = cur_iter, last_overflow_iter
+        self.scale_window: int = int(scale_window)
+        self.cur_iter: Any = tf.Variable(1, trainable=False, dtype=tf.int64, name="cur_iter")
+        self.last_overflow_iter: Any = tf.Variable(0, trainable=False, dtype=tf.int64, name="last_overflow_iter")
 
     @property
     def _rules(self) -> Rules:

@@ -100,7 +100,7 @@ class Model:
                     f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Call "
                     "auto_mixed_precision(model) for its level, and pass the loss scale to the cell."
                 )
-            self.optimizer = network.optimizer
+            self.optimizer: Any = network.optimizer
             return
         levels.require_level(network, amp_level)
         if isinstance(optimizer, (str, dict)):

@@ -31,8 +31,8 @@ class StepLoss(Variables):
     """
 
     #: Whether a step stores its loss. It is set when the step is traced.
-    is_noted = False
-    value = LazyVariable(0.0, tf.float32, aggregation=tf.VariableAggregation.SUM)
+    is_noted: bool = False
+    value: Any = LazyVariable(0.0, tf.float32, aggregation=tf.VariableAggregation.SUM)
     """The loss. The replicas' losses add up to it."""
 
     def note(self, loss: tf.Tensor) -> None:

@@ -63,7 +63,7 @@ class StaticLossScaler(tf.Module):
     def __init__(self, scale_value: float):
         super().__init__()
         value = float(managers.number_of_at_least_1("scale_value", scale_value))
-        self.scale_value = tf.Variable(value, trainable=False, dtype=tf.float32, name="scale_value")
+        self.scale_value: tf.Variable = tf.Variable(value, trainable=False, dtype=tf.float32, name="scale_value")
 
     def scale(self, inputs: Same) -> Same:
         """Return the inputs multiplied by the scale.
@@ -130,9 +130,9 @@ class DynamicLossScaler(StaticLossScaler):
 
     def __init__(self, scale_value: float, scale_factor: int, scale_window: int):
         super().__init__(scale_value)
-        self.scale_factor = managers.whole_above_zero("scale_factor", scale_factor)
-        self.scale_window = managers.whole_above_zero("scale_window", scale_window)
-        self.counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="counter")
+        self.scale_factor: int = managers.whole_above_zero("scale_factor", scale_factor)
+        self.scale_window: int = managers.whole_above_zero("scale_window", scale_window)
+        self.counter: tf.Variable = tf.Variable(0, trainable=False, dtype=tf.int64, name="counter")
 
     @property
     def _rules(self) -> Rules:

@@ -69,7 +69,7 @@ class TrainOneStepCell:
             )
         self.optimizer = optimizer
         #: The strategy in whose scope the cell was created, if any.
-        self.strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        self.strategy: Any = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
         self._function = tf.function(self._construct)
 
     def _manager(self, sens: Any) -> Any:

@@ -48,7 +48,7 @@ class WithLossCell:
     def __init__(self, backbone: Callable[..., Any], loss_fn: Callable[..., Any], *, label_first: bool | None = None):
         self.backbone: Any = backbone
         self.loss_fn = loss_fn
-        self.training = True
+        self.training: bool = True
         self._label_first = _takes_label_first(loss_fn) if label_first is None else label_first
         self._is_layer = layers.is_layer(backbone)
 

@@ -292,11 +292,11 @@ class LossScale(Variables):
     # The variables that count steps are not saved. Otherwise the checkpoints of TensorFlow's own LossScaleOptimizer,
     # which lack these variables, could not be restored completely.
 
-    total_steps = LazyVariable(0, tf.int64, tracked=False)
+    total_steps: Any = LazyVariable(0, tf.int64, tracked=False)
     """The number of steps that could be skipped, applied or not, as an int64 scalar variable."""
-    skipped_steps = LazyVariable(0, tf.int64, tracked=False)
+    skipped_steps: Any = LazyVariable(0, tf.int64, tracked=False)
     """The number of skipped steps, as an int64 scalar variable."""
-    skipped_in_a_row = LazyVariable(0, tf.int64, tracked=False)
+    skipped_in_a_row: Any = LazyVariable(0, tf.int64, tracked=False)
     """The number of skipped steps since the last applied step, as an int64 scalar variable."""
 
     @property
@@ -388,7 +388,7 @@ class FixedLossScale(LossScale):
     def __init__(self, scale: Any, skip_nonfinite: bool = False):
         super().__init__()
         self.skip_nonfinite = skip_nonfinite
-        self.initial_scale = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
+        self.initial_scale: float = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
 
     @property
     def may_skip(self) -> bool:
@@ -432,8 +432,8 @@ class DynamicLossScale(LossScale):
         self._set_rules(initial_scale, Rules(growth_steps, **rules))
 
     def _set_rules(self, initial_scale: Any, rules: Rules) -> None:
-        self.rules = rules.checked()
-        self.initial_scale = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
+        self.rules: Rules = rules.checked()
+        self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
         if self.rules.max_scale is not None and self.initial_scale > self.rules.max_scale:
             raise ValueError(
                 f"`initial_scale` must not be above `max_scale`, but got: {self.initial_scale!r} and "
@@ -452,7 +452,7 @@ class DynamicLossScale(LossScale):
         """The current scale, as a float32 scalar variable."""
         return self._weight("current_loss_scale", self.initial_scale, tf.float32)
 
-    good_steps = LazyVariable(0, tf.int64)
+    good_steps: Any = LazyVariable(0, tf.int64)
     """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
 
     @property

@@ -102,7 +102,7 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
     return strategy.scope()
 
 
-def strategy_of(variable: tf.Variable) -> tf.distribute.Strategy | None:
+def strategy_of(variable: tf.Variable) -> Any:
     """Return the strategy under which a variable was created. If there was no strategy, return None.
 
     >>> strategy_of(tf.Variable(1.0)) is None

@@ -47,9 +47,9 @@ class Exponents(Variables):
         self.__dict__.update(every=every, _tables=[])
 
     #: An int64 scalar variable: the number of steps taken.
-    steps = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
+    steps: Any = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
     #: An int64 scalar variable: the number of the next step whose gradients are counted.
-    following = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
+    following: Any = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
 
     def record(
         self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]

@@ -70,11 +70,13 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         super().__init__()
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or the number of batches from one reading to the next.'
-            self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
+            self.update_freq: int = errors.whole_number("update_freq", update_freq, remedy)
             # Keras waits for each batch if a callback has an `on_train_batch_end` method, so this callback has the
             # method only if `update_freq` is a number.
-            self.on_train_batch_end = self._after_batch
-        self.max_skipped = errors.positive_number("max_skipped", max_skipped, "Pass a fraction, for example 0.2.")
+            self.on_train_batch_end: Any = self._after_batch
+        self.max_skipped: float = errors.positive_number(
+            "max_skipped", max_skipped, "Pass a fraction, for example 0.2."
+        )
         if optimizer is not None:
             _require_ours(optimizer)
         if log_dir is not None:

@@ -77,9 +77,9 @@ class Diagnosis(Variables):
         self.__dict__["_tables"] = []
 
     #: An int64 scalar variable: the number of steps, including skipped ones.
-    steps = LazyVariable(0, tf.int64, tracked=False)
+    steps: Any = LazyVariable(0, tf.int64, tracked=False)
     #: A float32 scalar variable: the norm of all gradients in the last step.
-    gradient_norm = LazyVariable(0.0, tf.float32, tracked=False)
+    gradient_norm: Any = LazyVariable(0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
         """Create the variables in which steps are recorded. They are created outside of the step's graph.

@@ -28,8 +28,8 @@ class Family(family.Family):
 
     writes_variables_directly = False
     saving = keras.saving
-    options = tuple(options_lib.DEFAULTS)
-    delegated = (
+    options: tuple[str, ...] = tuple(options_lib.DEFAULTS)
+    delegated: tuple[str, ...] = (
         *(name for name in options if name not in ("name", "loss_scale_factor")),
         *("_iterations", "_learning_rate"),
     )
@@ -37,7 +37,7 @@ class Family(family.Family):
     def __init__(self, inner: Any):
         super().__init__(inner)
         #: The name scope in which `build` creates the optimizer's variables.
-        self.scope = "loss_scale_optimizer"
+        self.scope: str = "loss_scale_optimizer"
         #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
         self.loaded_weights: list[Any] | None = None
         #: The wrapper's argument of this name.
@@ -45,7 +45,7 @@ class Family(family.Family):
         # An optimizer class may override `_all_reduce_sum_gradients` to sum gradients over workers without a
         # distribution strategy.
         if type(inner)._all_reduce_sum_gradients is not keras.optimizers.Optimizer._all_reduce_sum_gradients:
-            self.own_aggregation = self._summed_by_optimizer
+            self.own_aggregation: Any = self._summed_by_optimizer
 
     def _summed_by_optimizer(self, grads_and_vars: list[Any]) -> Any:
         own_sum = type(self.inner)._all_reduce_sum_gradients

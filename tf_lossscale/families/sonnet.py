@@ -17,8 +17,8 @@ class Family(family.Family):
     """The adapter for Sonnet 2's optimizers."""
 
     writes_variables_directly = False
-    options = ()
-    delegated = ("step",)
+    options: tuple[str, ...] = ()
+    delegated: tuple[str, ...] = ("step",)
     sums_over_replicas = False
     apply_takes_unscaled = True
 
@@ -75,4 +75,4 @@ class _Wrapper(optimizer.LossScaleOptimizer):
 class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):
     """The wrapper around a Sonnet 2 optimizer."""
 
-    __repr__ = optimizer.LossScaleOptimizer.__repr__
+    __repr__: Any = optimizer.LossScaleOptimizer.__repr__

@@ -19,10 +19,10 @@ class Family(family.Family):
     """The adapter for the optimizers in `tf.compat.v1.train`."""
 
     writes_variables_directly = False
-    options = ()
+    options: tuple[str, ...] = ()
     slots_need_gradients = True
     returns_operations = True
-    delegated = ("_lr", "_learning_rate")
+    delegated: tuple[str, ...] = ("_lr", "_learning_rate")
 
     def build(self, variables: list[Any]) -> None:
         def build() -> None:
@@ -169,9 +169,9 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
         self._warn_if_traced("learning_rate")
         setattr(self._optimizer, self._family.learning_rate_name, value)
 
-    get_name = of_inner(_Optimizer.get_name)
-    get_slot = of_inner(_Optimizer.get_slot)
-    get_slot_names = of_inner(_Optimizer.get_slot_names)
+    get_name: Any = of_inner(_Optimizer.get_name)
+    get_slot: Any = of_inner(_Optimizer.get_slot)
+    get_slot_names: Any = of_inner(_Optimizer.get_slot_names)
     _restore_slot_variable = of_inner(_Optimizer._restore_slot_variable)
     _create_or_restore_slot_variable = of_inner(_Optimizer._create_or_restore_slot_variable)
 

@@ -30,14 +30,14 @@ class Family(family.Family):
 
     writes_variables_directly = False
     saving = tf_keras.saving
-    options = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
+    options: tuple[str, ...] = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
     # The wrapper delegates `name`, because tf_keras includes the name in the warning that it logs if a saved file does
     # not fit the optimizer.
-    delegated = (
+    delegated: tuple[str, ...] = (
         *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
         *("_iterations", "_learning_rate", "_mesh", "_run_with_dtensor"),
     )
-    name_attribute = "name"
+    name_attribute: str | None = "name"
 
     def __init__(self, inner: Any):
         super().__init__(inner)
@@ -45,7 +45,7 @@ class Family(family.Family):
         # An optimizer class may override `aggregate_gradients` to sum gradients over workers without a distribution
         # strategy.
         if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
-            self.own_aggregation = functools.partial(type(inner).aggregate_gradients, inner)
+            self.own_aggregation: Any = functools.partial(type(inner).aggregate_gradients, inner)
 
     def set_options(self, wanted: dict[str, Any]) -> None:
         super().set_options(wanted)

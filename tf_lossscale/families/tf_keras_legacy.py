@@ -42,12 +42,12 @@ class Family(family.Family):
     takes_empty_steps = True
     returns_operations = True
     slots_need_gradients = True
-    options = CLIPS
-    delegated = (
+    options: tuple[str, ...] = CLIPS
+    delegated: tuple[str, ...] = (
         *(*CLIPS, "gradient_aggregator", "gradient_transformers", "_hyper", "_weights", "_slots"),
         *("_hypers_created", "_initial_decay", "_distribution_strategy", "_use_locking"),
     )
-    name_attribute = "_name"
+    name_attribute: str | None = "_name"
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner

@@ -7,7 +7,8 @@ from typing import Any
 
 from tf_lossscale.libraries import keras_versions
 
-keras = library = keras_versions.keras_3()
+keras: Any = keras_versions.keras_3()
+library: Any = keras
 
 # Keras 3's API for dtype policies. `layers/tf_keras.py` defines the same names for tf_keras.
 Policy = keras.DTypePolicy

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 
-tf_keras = library = keras_versions.keras_2()
-autocast_variable = keras_versions.keras_2("src.mixed_precision.autocast_variable")
+tf_keras: Any = keras_versions.keras_2()
+library: Any = tf_keras
+autocast_variable: Any = keras_versions.keras_2("src.mixed_precision.autocast_variable")
 
 # Layers of these classes do their own casting, so their variables are not cast when they are read. Casting the table of
 # an Embedding would make the table's gradient dense.

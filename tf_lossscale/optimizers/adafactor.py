@@ -47,14 +47,14 @@ class AdafactorBase(_Hooked):
     - `_set_iterations(steps)`: sets the step count, `iterations`.
     """
 
-    hyperparameter_names = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
+    hyperparameter_names: tuple[str, ...] = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
-    beta2_decay = _option("beta2_decay")
-    eps = _option("eps")
-    d = _option("d")
-    weight_decay = _option("weight_decay")
-    foreach = _option("foreach")
-    maximize = _option("maximize")
+    beta2_decay: Any = _option("beta2_decay")
+    eps: Any = _option("eps")
+    d: Any = _option("d")
+    weight_decay: Any = _option("weight_decay")
+    foreach: Any = _option("foreach")
+    maximize: Any = _option("maximize")
 
     # Set through `__dict__`.
     _positions: Any
@@ -219,7 +219,7 @@ class AdafactorBase(_Hooked):
     def learning_rate(self, value: Any) -> None:
         self._set_for_all("lr", value)
 
-    lr = property(
+    lr: Any = property(
         lambda self: self.learning_rate,
         lambda self, value: setattr(self, "learning_rate", value),
         doc="The first group's learning rate, under PyTorch's name for it.",

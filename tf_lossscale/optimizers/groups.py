@@ -201,9 +201,9 @@ class ParameterGroup(MutableMapping[str, Any]):
     """
 
     def __init__(self, entries: dict[str, Any], rate: Rate, own: Iterable[str]):
-        self.data = entries
+        self.data: dict[str, Any] = entries
         self.rate = rate
-        self.own = frozenset(own)
+        self.own: frozenset[str] = frozenset(own)
         self.steps: Any = None
         self.traced = False
 

@@ -294,8 +294,8 @@ def hooks_by_event() -> dict[str, Hooks]:
     }
 
 
-before_every_step = Hooks()
-after_every_step = Hooks()
+before_every_step: Hooks = Hooks()
+after_every_step: Hooks = Hooks()
 
 
 def register_optimizer_step_pre_hook(hook: Hook) -> Handle:

@@ -235,7 +235,7 @@ def require_jit_compile(jit_compile: Any) -> None:
 
 
 # Constructor arguments of Keras 3 optimizers and their defaults. An argument equal to its default counts as not set.
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "name": None,
     "weight_decay": None,
     "clipnorm": None,

@@ -122,7 +122,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
     https://www.tensorflow.org/versions/r2.8/api_docs/python/tf/keras/mixed_precision/LossScaleOptimizer
     """
 
-    __signature__ = _SignatureOfInit()
+    __signature__: Any = _SignatureOfInit()
 
     # Calling LossScaleOptimizer creates an instance of the wrapper class for the inner optimizer's library. Calling a
     # user-defined subclass creates an instance of a class derived from the subclass and the wrapper class. Only wrapper

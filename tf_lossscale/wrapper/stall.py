@@ -42,7 +42,7 @@ class Stall:
                 "It determines what happens after `stall_steps` skipped steps in a row."
             )
         self.action = action
-        self.steps = errors.whole_number("stall_steps", steps, "The default is 100.", least=1)
+        self.steps: int = errors.whole_number("stall_steps", steps, "The default is 100.", least=1)
         # The number of the step before the stall that was reported last.
         self._reported: int | None = None
         # Whether a step was traced that cannot report a stall itself, for example because XLA compiles it.

@@ -18,7 +18,7 @@ LIBRARIES = {
 }
 
 #: Maps each value of a dynamic loss scale, by its key in `LossScale.state()`, to the names that it has had.
-SCALE_NAMES = {
+SCALE_NAMES: dict[str, tuple[str, ...]] = {
     "loss_scale": ("current_loss_scale", "dynamic_scale", "loss_scale"),
     "dynamic_counter": ("good_steps", "step_counter", "counter"),
     **{name: (name,) for name in ("bad_steps", "skipped_steps", "skipped_in_a_row", "total_steps")},

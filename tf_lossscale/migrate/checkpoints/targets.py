@@ -42,7 +42,7 @@ class Target:
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas.
     slots_are_lists = True
     #: The attribute with the product of Nadam's momentum coefficients, and the decay of its momentum schedule.
-    nadam_product = ("_u_product", 1.0)
+    nadam_product: tuple[str, float] = ("_u_product", 1.0)
 
     def __init__(self, optimizer: Any, inner: Any, library: str):
         self.optimizer = optimizer

@@ -36,7 +36,7 @@ class Decisions:
     def __init__(self, source: Uses):
         self._source = source
         #: Whether the policies in this file keep their loss scales, in `tf_lossscale.legacy.experimental`.
-        self.keeps_policies = policies.need_scale(source)
+        self.keeps_policies: bool = policies.need_scale(source)
         self._of_variable: dict[Variable, list[Use]] = {}
         for use in source.uses:
             if use.variable:

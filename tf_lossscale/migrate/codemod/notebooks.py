@@ -77,7 +77,7 @@ class Notebook:
             self._starts.append(line + 1)
             line += 1 + parts[-1].count("\n")
         #: The code cells, joined into the source of one module.
-        self.source = "".join(parts)
+        self.source: str = "".join(parts)
 
     def _as_module(self, number: int, source: str) -> str:
         """Return a cell's source as Python code that ends with a line break."""

@@ -39,7 +39,9 @@ class OldState:
         self.source = source
         self._assigned = source.nodes(ast.Assign)
         #: The variables and attributes to which this file assigns dtype policies.
-        self.policies = self._targets(lambda value: self._makes(value, {table.POLICY}) or self._calls(value, "policy"))
+        self.policies: set[str] = self._targets(
+            lambda value: self._makes(value, {table.POLICY}) or self._calls(value, "policy")
+        )
         self._wrappers = self._targets(lambda value: self._makes(value, _WRAPPERS))
         self._configs = self._targets(lambda value: self._calls(value, "get_config"))
         self._has_method = any(each.name == "loss_scale" for each in source.nodes(ast.FunctionDef))

@@ -35,11 +35,11 @@ class Rules:
         self.source = source
         self.edits = edits
         #: The new meanings of the variables that stand for old names.
-        self.decisions = Decisions(source)
+        self.decisions: Decisions = Decisions(source)
         #: The names at the beginning of replaced expressions. They no longer use their imports.
         self.gone: set[ast.AST | None] = set()
         #: Whether the new code contains a dotted name such as `tf_lossscale.LossScaleOptimizer`.
-        self.names_package = False
+        self.names_package: bool = False
 
     def apply(self) -> None:
         """Plan the edits for all uses."""

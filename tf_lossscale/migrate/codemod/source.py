@@ -52,16 +52,18 @@ class Source:
         ValueError: the file does not parse, or changes when it is decoded and encoded again.
     """
 
+    encoding: str
+
     def __init__(self, content: bytes):
         try:
             self.encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-            self.text = content.decode(self.encoding)
+            self.text: str = content.decode(self.encoding)
             self._lines = _LINE.findall(self.text)
             # The parser sees the same lines and columns, but only one kind of line break.
             self._parsed = [f"{line.rstrip(chr(13) + chr(10))}\n" for line in self._lines]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.tree = ast.parse("".join(self._parsed))
+                self.tree: ast.Module = ast.parse("".join(self._parsed))
         except (RecursionError, MemoryError) as error:
             raise ValueError(TOO_DEEP) from error
         except (SyntaxError, ValueError, LookupError) as error:

@@ -73,9 +73,9 @@ class Uses(Scopes):
         super().__init__(content)
         self.around = around
         #: Where this file reads the old loss scale object of a wrapper.
-        self.state = OldState(self)
+        self.state: OldState = OldState(self)
         #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
-        self.imports_tensorflow = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
+        self.imports_tensorflow: bool = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
         #: The uses of old names, in the order of the file.
         self.uses: list[Use] = []
         #: Assignments to old names in modules.
@@ -101,7 +101,7 @@ class Uses(Scopes):
                 self.uses.append(use)
                 inner.update(ast.walk(node.args[0] if isinstance(node, ast.Call) else node))
         #: The roles of the old names in this file.
-        self.roles = {role for use in self.uses for role in use.roles}
+        self.roles: set[str] = {role for use in self.uses for role in use.roles}
 
     def _use(self, node: ast.expr) -> Use | None:
         dotted = self.dotted(node)
