@@ -125,6 +125,13 @@ class KeepStateTest(parameterized.TestCase):
             pass
 
     @parameterized.parameters(*KERAS)
+    def test_a_model_that_is_not_built_is_refused(self, library):
+        keras = KERAS[library]
+        model, optimizer = keras.Sequential([keras.layers.Dense(1)]), wrapped(keras)
+        with pytest.raises(ValueError, match="needs a built model"), tf_lossscale.keep_state(model, optimizer):
+            pass
+
+    @parameterized.parameters(*KERAS)
     def test_without_it_the_monitor_names_the_variables_once(self, library):
         keras = KERAS[library]
         model = model_of(keras)

@@ -42,16 +42,16 @@ class keep_state(contextlib.ContextDecorator):
     >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
 
     It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy. Metrics are not restored.
-    Only variables that exist when the step begins are restored, so build the model before the first step. A step means
-    everything inside: if the function accumulates gradients of several batches, decorate the function that processes
-    all of them.
+    A step means everything inside: if the function accumulates gradients of several batches, decorate the function that
+    processes all of them.
 
     Args:
         model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored.
         optimizer: the LossScaleOptimizer that takes the step. The default is `model.optimizer`.
 
     Raises:
-        RuntimeError: the step is part of a TF1 graph. The error is raised when the step begins.
+        RuntimeError: the step is part of a TF1 graph.
+        ValueError: the model is not built. Both errors are raised when the step begins.
     """
 
     def __init__(self, model: Any, optimizer: Any = None):
@@ -64,6 +64,11 @@ class keep_state(contextlib.ContextDecorator):
     def __enter__(self) -> keep_state:
         if not tf.executing_eagerly() and not runs_in_order():
             raise RuntimeError("keep_state() needs eager mode or a tf.function, but a TF1 graph is being built.")
+        if not getattr(self._model, "built", True):
+            raise ValueError(
+                f"keep_state() needs a built model, but {self._model.name} has no variables yet. Call "
+                "model.build(input_shape), or call the model on one batch, before the first step."
+            )
         self._variables = tensors_of(state_of(self._model))
         self._values = [variable.read_value() for variable in self._variables]
         self._optimizer = self._model.optimizer if self._chosen is None else self._chosen
