@@ -39,7 +39,6 @@ def called_in_every_way():
                     yield pytest.param(family, named, call, id=f"{call}-{named}-{family.name}", marks=marks)
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "name", "call"), called_in_every_way())
 def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     cell = Cell(family, name, call)

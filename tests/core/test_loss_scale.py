@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.shared import SharedLossScale
 
 
 def step(scale, finite):
@@ -152,3 +153,17 @@ def test_without_a_merge_call_a_step_is_applied_if_the_checks_of_all_replicas_ag
 
     assert applied(1.0, 1.0) == [True, True]
     assert applied(1.0, 3.0) == applied(3.0, 1.0) == [False, False]
+
+
+def test_with_hysteresis_2_the_second_overflow_in_a_row_lowers_the_scale():
+    scale, seen = DynamicLossScale(64.0, hysteresis=2), []
+    for gradient in (np.inf, np.inf, np.inf, 1.0, np.inf):
+        scale.step([tf.constant(gradient)], lambda gradients: None)
+        seen.append((float(scale()), int(scale.bad_steps)))
+    assert seen == [(64, 1), (32, 0), (32, 1), (32, 0), (32, 1)]
+
+
+def test_a_shared_scale_has_the_defaults_of_a_dynamic_one():
+    shared, dynamic = SharedLossScale(), DynamicLossScale()
+    assert (shared.state(), shared.rules) == (dynamic.state(), dynamic.rules)
+    assert float(shared()) == 2.0**15
