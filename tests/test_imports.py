@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
 
 # Each module may import from those before it, and from those of its own line.
 ORDER = [
-    ("types", "errors", "writing", "option_types", "libraries"),
+    ("types", "errors", "writing", "libraries"),
     ("core.rules", "core.graphs"),
     ("core.gradients", "core.inside", "core.replicas"),
     ("core.variables",),

@@ -4,6 +4,9 @@ import sys
 
 import pytest
 
+from tf_lossscale import serialization
+from tf_lossscale.families import registry
+from tf_lossscale.legacy import experimental
 from tf_lossscale.libraries import keras_versions, optional
 
 
@@ -28,3 +31,20 @@ def test_an_installed_library_whose_import_fails_is_not_called_missing(code, tmp
         optional.load("halfway", "demo")
     assert "pip install" not in str(caught.value)
     assert caught.traceback[-1].path == tmp_path / "halfway.py" or "no_such" in str(caught.value)
+
+
+def test_a_keras_without_a_class_that_we_need_is_imported_all_the_same(monkeypatch, caplog):
+    def lacking(library):
+        raise ImportError("keras has no class LossScaleOptimizer")
+
+    registered = []
+    monkeypatch.setattr(registry, "wrapper_classes_of", lacking)
+    monkeypatch.setitem(sys.modules, "tf_lossscale.optimizers.keras3", None)
+    serialization._register(keras_versions.keras_3())
+    said = [record.getMessage() for record in caplog.records]
+    assert "tf_lossscale leaves keras as it is: keras has no class LossScaleOptimizer." in said
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "tf_lossscale.optimizers.keras3", None)
+    monkeypatch.setattr(experimental, "register", registered.append)
+    serialization._register(keras_versions.keras_3())
+    assert registered == ["keras"], "a module that cannot be imported takes others down"

@@ -11,19 +11,17 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tf_lossscale.libraries import lazy
 
 # Maps each public name to the module that defines it. The modules are imported late: the wrapper imports the modules
 # `exponents`, `overflow` and `report` of this package, and the module `monitor` imports the wrapper.
 _HOMES = {
-    "ExponentCounts": "tf_lossscale.diagnosis.report",
-    "LossScaleMonitor": "tf_lossscale.diagnosis.monitor",
-    "Overflow": "tf_lossscale.diagnosis.overflow",
-    "OverflowReport": "tf_lossscale.diagnosis.overflow",
-    "PrecisionReport": "tf_lossscale.diagnosis.report",
-    "VariablePrecision": "tf_lossscale.diagnosis.report",
-    "plot": "tf_lossscale.diagnosis.plotting",
+    **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "report"),
+    **dict.fromkeys(("Overflow", "OverflowReport"), "overflow"),
+    "LossScaleMonitor": "monitor",
+    "plot": "plotting",
 }
 
 __all__ = [
@@ -42,12 +40,4 @@ if TYPE_CHECKING:
     from tf_lossscale.diagnosis.plotting import plot
     from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport, VariablePrecision
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'tf_lossscale.diagnosis' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -7,52 +7,41 @@ FixedLossScale(8.0)
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tf_lossscale.libraries import lazy
 
 _HOMES = {
-    "DynamicLossScale": "loss_scale",
-    "ExponentialUpdateLossScaleManager": "contrib",
-    "FixedLossScale": "loss_scale",
-    "FixedLossScaleManager": "contrib",
-    "LossScale": "loss_scale",
-    "LossScaleManager": "contrib",
+    **dict.fromkeys(("DynamicLossScale", "FixedLossScale", "LossScale", "from_loss_scale", "get"), "loss_scale"),
+    **dict.fromkeys(("ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"), "contrib"),
     "MixedPrecisionLossScaleOptimizer": "graph_rewrite",
     "disable_mixed_precision_graph_rewrite": "graph_rewrite",
     "enable_mixed_precision_graph_rewrite": "graph_rewrite",
-    "from_loss_scale": "loss_scale",
-    "get": "loss_scale",
+    **dict.fromkeys(("contrib", "experimental"), ""),
 }
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "DynamicLossScale",
+    "ExponentialUpdateLossScaleManager",
+    "FixedLossScale",
+    "FixedLossScaleManager",
+    "LossScale",
+    "LossScaleManager",
+    "MixedPrecisionLossScaleOptimizer",
+    "disable_mixed_precision_graph_rewrite",
+    "enable_mixed_precision_graph_rewrite",
+    "from_loss_scale",
+    "get",
+]
 
 if TYPE_CHECKING:
     from tf_lossscale.legacy import contrib as contrib
     from tf_lossscale.legacy import experimental as experimental
-    from tf_lossscale.legacy.contrib import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
-    from tf_lossscale.legacy.contrib import FixedLossScaleManager as FixedLossScaleManager
-    from tf_lossscale.legacy.contrib import LossScaleManager as LossScaleManager
-    from tf_lossscale.legacy.graph_rewrite import MixedPrecisionLossScaleOptimizer as MixedPrecisionLossScaleOptimizer
+    from tf_lossscale.legacy.contrib import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
     from tf_lossscale.legacy.graph_rewrite import (
-        disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite,
+        MixedPrecisionLossScaleOptimizer,
+        disable_mixed_precision_graph_rewrite,
+        enable_mixed_precision_graph_rewrite,
     )
-    from tf_lossscale.legacy.graph_rewrite import (
-        enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite,
-    )
-    from tf_lossscale.legacy.loss_scale import DynamicLossScale as DynamicLossScale
-    from tf_lossscale.legacy.loss_scale import FixedLossScale as FixedLossScale
-    from tf_lossscale.legacy.loss_scale import LossScale as LossScale
-    from tf_lossscale.legacy.loss_scale import from_loss_scale as from_loss_scale
-    from tf_lossscale.legacy.loss_scale import get as get
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"tf_lossscale.legacy.{_HOMES[name]}"), name)
-    if name in ("contrib", "experimental"):
-        return importlib.import_module(f"tf_lossscale.legacy.{name}")
-    raise AttributeError(f"module 'tf_lossscale.legacy' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from tf_lossscale.legacy.loss_scale import DynamicLossScale, FixedLossScale, LossScale, from_loss_scale, get

@@ -6,10 +6,10 @@ import contextlib
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_lossscale.libraries import import_hooks
+from tf_lossscale.libraries import import_hooks, optional
 
 _MISSING = object()
 
@@ -45,7 +45,7 @@ class Changes:
         """Call `change(self, module)` as soon as the module with this name is imported."""
 
         def action(module: types.ModuleType) -> None:
-            with missing_names_reported(name):
+            with optional.missing_names_reported(name):
                 change(self, module)
 
         self._undo.callback(import_hooks.when_imported(name, action))
@@ -75,7 +75,7 @@ class Changes:
             name: the attribute's name.
             make: a function from the old value to the new one.
         """
-        with missing_names_reported(f"{owner.__name__}.{name}"):
+        with optional.missing_names_reported(f"{owner.__name__}.{name}"):
             self.put(owner, {name: make(getattr(owner, name))})
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
@@ -109,26 +109,6 @@ class Changes:
     def undo(self) -> None:
         """Undo all changes in reverse order. Keep attributes that other code has changed in the meantime."""
         self._undo.close()
-
-
-@contextlib.contextmanager
-def missing_names_reported(what: str) -> Iterator[None]:
-    """Log a warning instead of raising an error if a library lacks a name or module.
-
-    >>> import math
-    >>> with missing_names_reported("math.tau3"):
-    ...     math.tau3 = math.tau2 * 2
-
-    Args:
-        what: the name of the module or attribute, for the warning.
-    """
-    try:
-        yield
-    except (AttributeError, ImportError) as error:
-        # Imported only here, because `tf-lossscale run` imports this module in each process that a program starts.
-        from absl import logging
-
-        logging.warning("tf_lossscale leaves %s as it is: %s.", what, error)
 
 
 def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:

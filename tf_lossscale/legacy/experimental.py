@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import copy
-import types
 from typing import Any
 
 from tf_lossscale import layers
@@ -20,7 +19,6 @@ from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
-from tf_lossscale.libraries import import_hooks
 from tf_lossscale.wrapper import saving
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
@@ -95,12 +93,14 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         return new
 
 
-def _register(module: types.ModuleType) -> None:
-    """Register this module's wrapper classes with a Keras library, so that it can serialize them."""
-    library = families.library_in(module.__name__)
-    # If the installed `keras` is Keras 2, this package has no adapters for the separate `tf_keras` package.
-    if not families.wrapper_classes_of(library):
-        return
+def register(library: str) -> None:
+    """Register the classes of this module with a Keras library, so that it can load files that contain them.
+
+    >>> register("keras")
+
+    Args:
+        library: "keras" or "tf_keras".
+    """
     # This call registers the `Policy` class.
     policies_of(library)
     saving = layers.layers_in(library).library.saving
@@ -180,7 +180,3 @@ def __getattr__(name: str) -> Any:
     if name == "Policy":
         return _policies().Policy
     raise AttributeError(f"module 'tf_lossscale.legacy.experimental' has no attribute '{name}'")
-
-
-for _library in ("keras", "tf_keras"):
-    import_hooks.when_imported(_library, _register, after=["tensorflow"])

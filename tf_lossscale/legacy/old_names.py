@@ -25,8 +25,9 @@ from typing import Any
 
 from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import loss_scale, policy, stable
-from tf_lossscale.legacy.changes import Change, Changes, missing_names_reported
+from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
+from tf_lossscale.libraries import optional
 
 
 def names_in(module: str) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def names_in(module: str) -> dict[str, Any]:
     """
     names: dict[str, Any] = {}
     for name, old in rows_in(module).items():
-        with missing_names_reported(f"{module}.{name}"):
+        with optional.missing_names_reported(f"{module}.{name}"):
             names[name] = _value(old)
     below = {name[len(module) + 1 :].split(".")[0] for name in _modules() if name.startswith(f"{module}.")}
     return {**names, **{name: names_in(f"{module}.{name}") for name in sorted(below)}}

@@ -1,8 +1,10 @@
-"""Optional libraries, imported when needed. The error for a missing library quotes the command that installs it."""
+"""Imports that may fail: a missing library is an error that quotes its installation, a missing name is a warning."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -33,3 +35,23 @@ def load(module: str, extra: str) -> Any:
         if extra:
             remedy = f"In a clone of tf-lossscale install the extra {extra!r}: pip install '.[{extra}]'"
         raise ImportError(f"This feature needs {library}, which is not installed. {remedy}") from error
+
+
+@contextlib.contextmanager
+def missing_names_reported(what: str) -> Iterator[None]:
+    """Log a warning instead of raising an error if a library lacks a name or module.
+
+    >>> import math
+    >>> with missing_names_reported("math.tau3"):
+    ...     math.tau3 = math.tau2 * 2
+
+    Args:
+        what: the name of the module or attribute, for the warning.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        # Imported only here, because `tf-lossscale run` imports this module in each process that a program starts.
+        from absl import logging
+
+        logging.warning("tf_lossscale leaves %s as it is: %s.", what, error)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tf_lossscale.libraries import lazy
 
 if TYPE_CHECKING:
     from tf_lossscale.migrate.checkpoints.restore import Restored, restore
@@ -13,15 +15,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Restored", "restore", "saver_names"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        import importlib
-
-        module = "saver_names" if name == "saver_names" else "restore"
-        return getattr(importlib.import_module(f"tf_lossscale.migrate.checkpoints.{module}"), name)
-    raise AttributeError(f"module 'tf_lossscale.migrate' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return __all__
+_HOMES = {"saver_names": "checkpoints.saver_names", **dict.fromkeys(("Restored", "restore"), "checkpoints.restore")}
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

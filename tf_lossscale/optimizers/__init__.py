@@ -10,13 +10,14 @@ To choose the library yourself, use `optimizers.keras3.Adafactor` or `optimizers
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-_ROOMS = ("keras3", "tf_keras")
-_HOOKS = ("register_optimizer_step_post_hook", "register_optimizer_step_pre_hook")
+from tf_lossscale.libraries import lazy
 
 __all__ = ["Adafactor", "register_optimizer_step_post_hook", "register_optimizer_step_pre_hook"]
+
+_HOMES = {**dict.fromkeys(__all__[1:], "hooks"), **dict.fromkeys(("keras3", "tf_keras"), "")}
+_lazy, __dir__ = lazy.names(__name__, _HOMES)
 
 if TYPE_CHECKING:
     from tf_lossscale.optimizers.hooks import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -24,17 +25,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Adafactor":
-        from tf_lossscale.families import registry as families
+    if name != "Adafactor":
+        return _lazy(name)
+    from tf_lossscale.families import registry as families
 
-        module = families.MODULES[families.keras_of_tensorflow()]
-        return importlib.import_module(f"tf_lossscale.optimizers.{module}").Adafactor
-    if name in _ROOMS:
-        return importlib.import_module(f"tf_lossscale.optimizers.{name}")
-    if name in _HOOKS:
-        return getattr(importlib.import_module("tf_lossscale.optimizers.hooks"), name)
-    raise AttributeError(f"module 'tf_lossscale.optimizers' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS])
+    return _lazy(families.MODULES[families.keras_of_tensorflow()]).Adafactor
