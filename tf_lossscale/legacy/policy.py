@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +28,6 @@ class Policies:
 
     def __init__(self, library: Any):
         self._library = library
-        self._compiled: contextvars.ContextVar[Any] = contextvars.ContextVar("compiled", default=None)
         self.Policy = _policy_class(library)
         self.StablePolicy = _stable_policy_class(library, self.Policy)
 
@@ -88,52 +84,30 @@ class Policies:
             raise ValueError(f"get_layer_policy() can only be called on a layer, but got: {layer!r}.")
         return self._with_loss_scale(policy)
 
-    @contextlib.contextmanager
-    def compiling(self, model: Any) -> Iterator[None]:
-        """While the block runs, the methods below use the model's own policy, if this policy has a loss scale or None.
+    def loss_scale_of(self, policy: Any) -> Any:
+        """Return the loss scale of the wrapper for a model with this policy, or None if it needs no wrapper.
 
         Args:
-            model: the model that is being compiled.
+            policy: the policy of a model from the Keras library that this object was created for.
+
+        Returns:
+            A LossScale, or "dynamic" if the policy was created without a `loss_scale`.
         """
-        token = self._compiled.set(model)
-        try:
-            yield
-        finally:
-            self._compiled.reset(token)
+        policy = getattr(policy, _OLD, policy)
+        if self.is_old(policy) and not policy.has_default_loss_scale:
+            return policy.loss_scale
+        return "dynamic" if policy.name == "mixed_float16" else None
 
-    def loss_scale_of_models(self) -> Any:
-        """Return the loss scale of the wrapper that `compile` creates. None means that `compile` creates no wrapper.
+    def is_old(self, policy: Any) -> bool:
+        """Return whether a policy was set with the old `set_policy`, or is an instance of the old `Policy`.
 
-        The loss scale is a LossScale or "dynamic". It is "dynamic" if the policy was created without a `loss_scale`.
+        Args:
+            policy: any dtype policy.
         """
-        policy = self._with_loss_scale(self._policy_of_model())
-        if not isinstance(policy, self.Policy) or policy.has_default_loss_scale:
-            return "dynamic"
-        return policy.loss_scale
-
-    def has_scale_without_float16(self) -> bool:
-        """Return whether the policy has a loss scale but is not "mixed_float16".
-
-        Under such a policy Keras's own `compile` wraps no optimizer.
-        """
-        policy = self._with_loss_scale(self._policy_of_model())
-        return policy.name != "mixed_float16" and getattr(policy, "loss_scale", None) is not None
-
-    def is_set_by_an_old_name(self) -> bool:
-        """Return whether the policy was set with the old `set_policy`, or is an instance of the old `Policy`."""
-        return self._is_old(self._policy_of_model())
-
-    def _policy_of_model(self) -> Any:
-        """Return the policy of the model that is being compiled if it is an old one, and else the global policy."""
-        own = getattr(self._compiled.get(), "dtype_policy", None)
-        return own if self._is_old(own) else self._library.global_policy()
-
-    def _is_old(self, policy: Any) -> bool:
-        return hasattr(policy, _OLD) or isinstance(policy, self.Policy)
+        return isinstance(getattr(policy, _OLD, policy), self.Policy)
 
     def _with_loss_scale(self, policy: Any) -> Any:
-        if hasattr(policy, _OLD):
-            return getattr(policy, _OLD)
+        policy = getattr(policy, _OLD, policy)
         return self.Policy(policy.name) if type(policy) is self._library.Policy else policy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import weakref
 from collections.abc import Sequence
@@ -46,14 +47,12 @@ class TensorLike:
             return getattr(tf.convert_to_tensor(self()), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def __tf_tracing_type__(self, context: Any) -> TheObject:
+    def __tf_tracing_type__(self, context: Any) -> tf.types.experimental.TraceType:
         """Return the trace type. A tf.function distinguishes such objects by identity, not by their current values."""
-        del context
-        return TheObject(self)
+        return _SameObject(weakref.ref(self))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         # `copy` is ignored, because each conversion computes a new array.
-        del copy
         return np.asarray(self().numpy(), dtype)
 
     def __float__(self) -> float:
@@ -62,60 +61,39 @@ class TensorLike:
     def __int__(self) -> int:
         return int(self())
 
-    def __eq__(self, other: Any) -> Any:
-        return tf.convert_to_tensor(self()) == other if isinstance(other, _COMPARABLE) else NotImplemented
-
-    def __ne__(self, other: Any) -> Any:
-        # By default, Python computes `!=` by negating the result of `__eq__`. The negation fails for a tensor in a
-        # graph.
-        return tf.convert_to_tensor(self()) != other if isinstance(other, _COMPARABLE) else NotImplemented
-
-    __hash__ = object.__hash__
-
     def __format__(self, spec: str) -> str:
         return format(self().numpy(), spec) if tf.executing_eagerly() else format(str(self), spec)
 
 
-class TheObject(tf.types.experimental.TraceType):
-    """The trace type of one Python object. A tf.function is traced again if it is called with a different object.
+@dataclasses.dataclass(frozen=True)
+class _SameObject(tf.types.experimental.TraceType):
+    """The trace type of one Python object. A tf.function is traced again if it is called with a different object."""
 
-    >>> class Seven(TensorLike):
-    ...     def __call__(self):
-    ...         return tf.constant(7.0)
-    >>> seven = Seven()
-    >>> TheObject(seven) == TheObject(seven), TheObject(seven) == TheObject(Seven())
-    (True, False)
-
-    Args:
-        value: the object. Only a weak reference to it is stored.
-    """
-
-    def __init__(self, value: Any):
-        self._value = weakref.ref(value)
-        self._hash = id(value)
+    value: weakref.ref[Any]
 
     def is_subtype_of(self, other: Any) -> bool:
         return bool(self == other)
 
-    def most_specific_common_supertype(self, others: Sequence[Any]) -> TheObject | None:
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> _SameObject | None:
         return self if all(self == other for other in others) else None
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
-        del placeholder_context
-        return self._value()
+        return self.value()
 
     def cast(self, value: Any, cast_context: Any) -> Any:
-        del cast_context
         return value
 
-    def __eq__(self, other: Any) -> bool:
-        value = self._value()
-        return isinstance(other, TheObject) and value is not None and value is other._value()
 
-    def __hash__(self) -> int:
-        return self._hash
+def _operator_of_tensors(name: str) -> Any:
+    operator = getattr(tf.Tensor, name)
+
+    def apply(self: TensorLike, *other: Any) -> Any:
+        if name in ("__eq__", "__ne__") and not isinstance(*other, _COMPARABLE):
+            return NotImplemented
+        return operator(tf.convert_to_tensor(self()), *other)
+
+    return apply
 
 
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    _operator = getattr(tf.Tensor, _name)
-    setattr(TensorLike, _name, lambda self, *other, _f=_operator: _f(tf.convert_to_tensor(self()), *other))
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS:
+    setattr(TensorLike, _name, _operator_of_tensors(_name))

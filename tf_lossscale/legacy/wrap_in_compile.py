@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import types
 import weakref
@@ -20,14 +21,18 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 _made: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], Any]] = weakref.WeakKeyDictionary()
 
 
+# The policy of the model that is being compiled.
+_policy: contextvars.ContextVar[Any] = contextvars.ContextVar("policy", default=None)
+
+
 @functools.cache
 def stand_in_for(library: str) -> Any:
     """Return a replacement for the class in which a Keras library's `compile` wraps optimizers.
 
     >>> import tensorflow as tf
     >>> stand_in = stand_in_for("keras")
-    >>> wrapped = stand_in(tf.keras.optimizers.SGD())
-    >>> isinstance(wrapped, optimizer_lib.LossScaleOptimizer), isinstance(wrapped, stand_in)
+    >>> inner = tf.keras.optimizers.SGD()
+    >>> stand_in(inner) is inner, isinstance(optimizer_lib.LossScaleOptimizer(inner), stand_in)
     (True, True)
 
     Args:
@@ -48,9 +53,13 @@ def stand_in_for(library: str) -> Any:
     return LossScaleOptimizer
 
 
+def _policy_in(library: str) -> Any:
+    return _policy.get() or policies_of(library).global_policy()
+
+
 def _wrapped(inner_optimizer: Any, library: str) -> Any:
-    policies = policies_of(library)
-    loss_scale = policies.loss_scale_of_models()
+    policies, policy = policies_of(library), _policy_in(library)
+    loss_scale = policies.loss_scale_of(policy)
     if loss_scale is None:
         return inner_optimizer
     if inner_optimizer in _made:
@@ -60,7 +69,7 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
             if made_with is loss_scale:
                 return before
             families.release(inner_optimizer)
-    if policies.is_set_by_an_old_name():
+    if policies.is_old(policy):
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:
         wrapper = optimizer_lib.LossScaleOptimizer(inner_optimizer)
@@ -83,21 +92,24 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     @functools.wraps(optimizers.get)
     def get(*args: Any, **kwargs: Any) -> Any:
         optimizer = optimizers.get(*args, **kwargs)
-        needs_scale = optimizer is not None and not families.scales_losses(optimizer)
-        if needs_scale and policies_of(library).has_scale_without_float16():
-            return _wrapped(optimizer, library)
-        return optimizer
+        is_left_alone = (
+            optimizer is None or families.scales_losses(optimizer) or _policy_in(library).name == "mixed_float16"
+        )
+        return optimizer if is_left_alone else _wrapped(optimizer, library)
 
     return types.SimpleNamespace(**{**vars(optimizers), "get": get})
 
 
-def _compile_for(library: str, compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `compile` method that wraps the optimizer with the loss scale of the model's own policy."""
+def _with_policy(compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `compile` method that wraps the optimizer according to the model's own policy."""
 
     @functools.wraps(compile)
     def compile_with_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with policies_of(library).compiling(self):
+        token = _policy.set(getattr(self, "dtype_policy", None))
+        try:
             return compile(self, *args, **kwargs)
+        finally:
+            _policy.reset(token)
 
     return compile_with_policy
 
@@ -107,7 +119,7 @@ def _trainer_of_keras_3(changes: Changes, trainer: Any) -> None:
     changes.change(trainer, "optimizers", functools.partial(optimizers_for, "keras"))
     # The class with the `compile` method is called BaseTrainer in Keras 3.16 and newer.
     base = getattr(trainer, "BaseTrainer", None) or trainer.Trainer
-    changes.change(base, "compile", functools.partial(_compile_for, "keras"))
+    changes.change(base, "compile", _with_policy)
 
 
 def _trainer_of_keras_2(name: str) -> Change:
@@ -121,7 +133,7 @@ def _trainer_of_keras_2(name: str) -> Change:
         if hasattr(trainer, "optimizers"):
             changes.change(trainer, "optimizers", functools.partial(optimizers_for, "tf_keras"))
         if hasattr(trainer, "Model"):
-            changes.change(trainer.Model, "compile", functools.partial(_compile_for, "tf_keras"))
+            changes.change(trainer.Model, "compile", _with_policy)
 
     return change
 
