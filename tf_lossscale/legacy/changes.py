@@ -14,19 +14,13 @@ from tf_lossscale.libraries import import_hooks, optional
 _MISSING = object()
 
 
-class _Imported:
-    def __init__(self) -> None:
-        self.__dict__ = sys.modules
-
-
-#: The attributes of this object are the entries of `sys.modules`. `put` can therefore change both, and `undo` both.
-_IMPORTED = _Imported()
-
 Change = Callable[["Changes", Any], None]
 
 
 class Changes:
     """A set of changes to modules and classes. `undo` reverts all of them.
+
+    Attributes that other code has changed in the meantime are kept.
 
     >>> import math
     >>> changes = Changes()
@@ -40,6 +34,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._undo = contextlib.ExitStack()
+        self.undo = self._undo.close
 
     def when_imported(self, name: str, change: Change) -> None:
         """Call `change(self, module)` as soon as the module with this name is imported."""
@@ -59,13 +54,27 @@ class Changes:
                 exist, a new one with the names in this dict is made.
         """
         for name, value in names.items():
-            before = getattr(owner, name, _MISSING)
-            if isinstance(value, dict):
-                if before is not _MISSING:
-                    continue
-                value = self._new_module(f"{owner.__name__}.{name}", value)
-            setattr(owner, name, value)
-            self._undo.callback(_restore, owner, name, value, before)
+            if not isinstance(value, dict):
+                self._set(owner, name, value)
+            elif not hasattr(owner, name):
+                self._set(owner, name, self._new_module(f"{owner.__name__}.{name}", value))
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        # An entry of `sys.modules` is set in the same way as an attribute.
+        is_dict = isinstance(owner, dict)
+        get, set_, delete = (dict.get, dict.__setitem__, dict.__delitem__) if is_dict else (getattr, setattr, delattr)
+        before = get(owner, name, _MISSING)
+        set_(owner, name, value)
+
+        def restore() -> None:
+            if (owner if is_dict else vars(owner)).get(name) is not value:
+                return
+            if before is _MISSING:
+                delete(owner, name)
+            else:
+                set_(owner, name, before)
+
+        self._undo.callback(restore)
 
     def change(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Set an attribute to `make(value)`, where `value` is what it was. If the owner lacks it, log a warning.
@@ -76,7 +85,7 @@ class Changes:
             make: a function from the old value to the new one.
         """
         with optional.missing_names_reported(f"{owner.__name__}.{name}"):
-            self.put(owner, {name: make(getattr(owner, name))})
+            self._set(owner, name, make(getattr(owner, name)))
 
     def replace(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
         """Replace a module in `sys.modules` with a copy that has new values.
@@ -90,31 +99,13 @@ class Changes:
         parent, _, leaf = module.__name__.rpartition(".")
         copy = types.ModuleType(module.__name__, module.__doc__)
         vars(copy).update({**vars(module), **names})
-        self.put(_IMPORTED, {module.__name__: copy})
-        self.put(sys.modules[parent], {leaf: copy})
+        self._set(sys.modules, module.__name__, copy)
+        self._set(sys.modules[parent], leaf, copy)
 
     def _new_module(self, name: str, names: Mapping[str, Any]) -> types.ModuleType:
         module = types.ModuleType(name, f"{name}, restored by tf_lossscale.install().")
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        vars(module).update(
-            {
-                key: self._new_module(f"{name}.{key}", value) if isinstance(value, dict) else value
-                for key, value in names.items()
-            },
-            __path__=[],
-        )
-        self.put(_IMPORTED, {name: module})
+        module.__path__ = []
+        self._set(sys.modules, name, module)
+        self.put(module, names)
         return module
-
-    def undo(self) -> None:
-        """Undo all changes in reverse order. Keep attributes that other code has changed in the meantime."""
-        self._undo.close()
-
-
-def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
-    if vars(owner).get(name) is not ours:
-        return
-    if before is _MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, before)

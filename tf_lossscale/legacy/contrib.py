@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import loss_scale as core
-from tf_lossscale.core.graphs import do_not_convert, finished, operations
+from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.families import registry as families
 from tf_lossscale.families import tf1
+from tf_lossscale.legacy.loss_scale import move_after
 from tf_lossscale.legacy.private_names import Replaceable
 
 
@@ -170,11 +171,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, core.DynamicLossScale)
         Returns:
             In a graph, a tensor whose evaluation updates the scale. In eager mode, None.
         """
-        finite = tf.cast(finite_grads, tf.bool)
-        # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
-        with tf.control_dependencies(operations(finite)):
-            moved = self.move(finite)
-        return None if tf.executing_eagerly() else finished(moved)
+        return move_after(tf.cast(finite_grads, tf.bool), self)
 
     def as_loss_scale(self) -> core.LossScale:
         """Return a loss scale object for a `LossScaleOptimizer`.
@@ -212,14 +209,12 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
                     f"`loss_scale_manager` must have a {method}() method, but got: {loss_scale_manager!r}. "
                     "Derive it from tf_lossscale.legacy.LossScaleManager."
                 )
-        given = loss_scale_manager
-        if not isinstance(loss_scale_manager, core.LossScale) and not hasattr(loss_scale_manager, "as_loss_scale"):
-            loss_scale_manager = _Managed(loss_scale_manager)
+        is_ours = isinstance(loss_scale_manager, core.LossScale) or hasattr(loss_scale_manager, "as_loss_scale")
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
         families.release(opt)
-        super().__init__(opt, loss_scale=loss_scale_manager)
+        super().__init__(opt, loss_scale=loss_scale_manager if is_ours else _Managed(loss_scale_manager))
         # Writing to `__dict__` bypasses TensorFlow's attribute tracking.
-        self.__dict__["_loss_scale_manager"] = given
+        self.__dict__["_loss_scale_manager"] = loss_scale_manager
 
     @property
     def _opt(self) -> Any:

@@ -14,16 +14,12 @@ class Installation:
 
     >>> with wrap_in_compile() as installation:
     ...     pass
-
-    Args:
-        holder: the name of the function that made the changes.
-        is_first: False if an earlier call to the same function is still in effect. In that case, the end of the `with`
-            block undoes nothing.
     """
 
-    def __init__(self, holder: str, is_first: bool):
-        self._holder = holder
-        self._is_first = is_first
+    def __init__(self, holder: str, *changes: _Change):
+        self._holder, self._changes = holder, changes
+        # The end of a `with` block inside the block of an earlier call undoes nothing.
+        self._is_first = all([change.hold(holder) for change in changes])
 
     def __enter__(self) -> Installation:
         return self
@@ -39,19 +35,19 @@ class Installation:
 
         >>> wrap_in_compile().undo()
         """
-        for change in (_names, _compile):
+        for change in self._changes:
             change.release(self._holder)
 
 
-class _Change:
+class _Change(Changes):
     """The changes in a module's `places()`, which stay until every function that made them has released them.
 
     The module is imported only when TensorFlow is imported, because it uses TensorFlow.
     """
 
     def __init__(self, module: str):
+        super().__init__()
         self._module = module
-        self._changes = Changes()
         self._holders: set[str] = set()
 
     def hold(self, holder: str) -> bool:
@@ -62,20 +58,19 @@ class _Change:
             # From now on, the import hook watches both Keras packages. The changes to a package's submodules therefore
             # wait until the whole package has been imported.
             for package in ("keras", "tf_keras"):
-                self._changes.when_imported(package, lambda changes, module: None)
-            self._changes.when_imported("tensorflow", self._make_all)
+                self.when_imported(package, lambda changes, module: None)
+            self.when_imported("tensorflow", _Change._make_all)
         self._holders.add(holder)
         return True
 
     def release(self, holder: str) -> None:
         self._holders.discard(holder)
         if not self._holders:
-            self._changes.undo()
+            self.undo()
 
-    def _make_all(self, changes: Changes, tensorflow: types.ModuleType) -> None:
-        del tensorflow
+    def _make_all(self, tensorflow: types.ModuleType) -> None:
         for name, change in importlib.import_module(f"tf_lossscale.legacy.{self._module}").places().items():
-            changes.when_imported(name, change)
+            self.when_imported(name, change)
 
 
 _names = _Change("old_names")
@@ -102,8 +97,7 @@ def install() -> Installation:
         An object whose `undo()` method removes the names. The object is also a context manager: the end of its block
         calls `undo()`, unless an earlier `install()` is still in effect.
     """
-    _compile.hold("install")
-    return Installation("install", is_first=_names.hold("install"))
+    return Installation("install", _names, _compile)
 
 
 def wrap_in_compile() -> Installation:
@@ -132,4 +126,4 @@ def wrap_in_compile() -> Installation:
         An object whose `undo()` method makes `compile` use the library's own class again. The object is also a context
         manager: the end of its block calls `undo()`, unless an earlier `wrap_in_compile()` is still in effect.
     """
-    return Installation("wrap_in_compile", is_first=_compile.hold("wrap_in_compile"))
+    return Installation("wrap_in_compile", _compile)

@@ -1,4 +1,19 @@
-"""The loss scale classes of `tf.train.experimental` and `tf.mixed_precision.experimental`."""
+"""The loss scale classes of `tf.train.experimental` and `tf.mixed_precision.experimental`.
+
+TensorFlow's versions differ:
+
+| behavior | TensorFlow 1.15 | 2.0 to 2.3 | compat.v1 of 2.21 | this package |
+|---|---|---|---|---|
+| IndexedSlices rows with the same index: what is checked | their sum | their sum | each row | their sum |
+| IndexedSlices without a dense shape | ValueError | ValueError | accepted | accepted |
+| lowering the scale in eager mode | divides by the multiplier | the same | the same | the same |
+| lowering the scale in a graph | multiplies by the reciprocal in float32 | the same | the same | the same |
+| `increment_period` | converted with `int`, even if it is a string | the same | the same | the same |
+| `increment_period` of 0 or less | the scale grows on every step | the same | the same | the same |
+| `tf.contrib`: a finite step resets the count of overflows | no | - | - | no |
+| `tf.contrib`: a gradient that is None, or an iterator as `grads_and_vars` | errors | - | - | accepted |
+| `FixedLossScale`: non-finite gradients | applied | applied | applied | applied |
+"""
 
 from __future__ import annotations
 
@@ -13,8 +28,8 @@ from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
+from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.variables import as_number
-from tf_lossscale.legacy import versions
 from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.arguments import decision_of
@@ -187,7 +202,14 @@ class DynamicLossScale(LossScale, core.DynamicLossScale):
 
     initial_scale: Any = Replaceable(lambda self: self._initial_loss_scale)
 
-    rules: Any = Replaceable(lambda self: versions.DividingRules.of(self._increment_period, self._multiplier))
+    # The arguments are not checked, because old code may pass unusual values.
+    rules: Any = Replaceable(
+        lambda self: _DividingRules(
+            growth_steps=self._increment_period,
+            growth_factor=self._multiplier,
+            backoff_factor=1 / self._multiplier if self._multiplier else float("inf"),
+        )
+    )
 
     @property
     def current_loss_scale(self) -> tf.Variable:
@@ -216,11 +238,14 @@ class DynamicLossScale(LossScale, core.DynamicLossScale):
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
-        apply = gradients_lib.all_finite(versions.values_to_check(grads))
-        # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
-        with tf.control_dependencies(operations(apply)):
-            moved = core.DynamicLossScale.move(self, apply)
-        return (None if tf.executing_eagerly() else finished(moved)), apply
+        local_results = tf.distribute.get_strategy().experimental_local_results
+        per_replica = [local_results(gradient) for gradient in tf.nest.flatten(grads) if gradient is not None]
+        apply = gradients_lib.all_finite(
+            local if isinstance(local, tf.IndexedSlices) else tf.convert_to_tensor(local)
+            for gradient in per_replica
+            for local in gradient
+        )
+        return move_after(apply, self), apply
 
     def get_config(self) -> dict[str, Any]:
         """Return a dict of the arguments of the constructor."""
@@ -238,6 +263,40 @@ class DynamicLossScale(LossScale, core.DynamicLossScale):
             f"DynamicLossScale({now}initial_loss_scale={self.initial_loss_scale}, "
             f"increment_period={self.increment_period}, multiplier={self.multiplier})"
         )
+
+
+class _DividingRules(Rules):
+    """Rules that divide the scale by `growth_factor` after an overflow in eager mode.
+
+    In a graph, an overflow multiplies the scale by the reciprocal, because TensorFlow's graph optimizer replaces the
+    division in the same way. In the last bit, the scale may therefore differ between graphs and eager mode.
+    """
+
+    def _lowered(self, scale: tf.Tensor) -> tf.Tensor:
+        multiplier = tf.constant(self.growth_factor, tf.float32)
+        lower = scale / multiplier if tf.executing_eagerly() else scale * (1.0 / multiplier)
+        return tf.maximum(lower, self.min_scale)
+
+
+def move_after(finite: tf.Tensor, scale: core.DynamicLossScale) -> tf.Tensor | None:
+    """Change a scale by its rules, as the old `update` methods do.
+
+    >>> scale = core.DynamicLossScale(8.0)
+    >>> move_after(tf.constant(False), scale)
+    >>> scale().numpy().item()
+    4.0
+
+    Args:
+        finite: a bool scalar, true if all gradients are finite.
+        scale: the loss scale. A `move` method of a subclass is not called.
+
+    Returns:
+        In a graph, a tensor whose evaluation changes the scale. In eager mode, None.
+    """
+    # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
+    with tf.control_dependencies(operations(finite)):
+        moved = core.DynamicLossScale.move(scale, finite)
+    return None if tf.executing_eagerly() else finished(moved)
 
 
 def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScale | None:
@@ -265,7 +324,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
     if isinstance(identifier, core.LossScale):
         return identifier
     if isinstance(identifier, numbers.Real):
-        return FixedLossScale(float(identifier) if not isinstance(identifier, int) else identifier)
+        return FixedLossScale(float(identifier))
     if isinstance(identifier, str) and identifier == "dynamic":
         return DynamicLossScale()
     if isinstance(identifier, dict) and set(identifier) == {"class_name", "config"}:
