@@ -733,3 +733,16 @@ def test_fit_under_the_installation_warns_of_no_name_that_the_user_did_not_write
 
 def test_the_experimental_module_of_the_package_is_the_one_that_is_installed(installed):
     assert tf.keras.mixed_precision.experimental.LossScaleOptimizer is experimental.LossScaleOptimizer
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_global_policy_that_is_set_after_the_model_was_built_does_not_decide(installed, library):
+    keras = {"keras": tf.keras, "tf_keras": tf_keras}[library]
+    mixed_precision = keras.mixed_precision.experimental
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    mixed_precision.set_policy(mixed_precision.Policy("float32", loss_scale=4))
+    model.compile("sgd", "mse")
+    assert not isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
+    built_after = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    built_after.compile("sgd", "mse")
+    assert built_after.optimizer.loss_scale() == 4

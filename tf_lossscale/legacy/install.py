@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import types
 from typing import Any
 
 from tf_lossscale.legacy.changes import Changes
@@ -59,7 +58,7 @@ class _Change(Changes):
             # wait until the whole package has been imported.
             for package in ("keras", "tf_keras"):
                 self.when_imported(package, lambda changes, module: None)
-            self.when_imported("tensorflow", _Change._make_all)
+            self.when_imported("tensorflow", lambda changes, module: self._make_all())
         self._holders.add(holder)
         return True
 
@@ -68,7 +67,7 @@ class _Change(Changes):
         if not self._holders:
             self.undo()
 
-    def _make_all(self, tensorflow: types.ModuleType) -> None:
+    def _make_all(self) -> None:
         for name, change in importlib.import_module(f"tf_lossscale.legacy.{self._module}").places().items():
             self.when_imported(name, change)
 

@@ -21,9 +21,7 @@ class WrapperName(type):
         return type.__call__(cls, *args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or (
-            "is_wrapper_name" in vars(cls) and families.scales_losses(instance)
-        )
+        return cls.__subclasscheck__(type(instance))
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return super().__subclasscheck__(subclass) or ("is_wrapper_name" in vars(cls) and families.is_scaling(subclass))

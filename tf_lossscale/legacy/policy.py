@@ -47,11 +47,9 @@ class Policies:
         if isinstance(policy, str):
             policy = self.Policy(policy)
         if isinstance(policy, self.Policy):
-            plain = self._library.Policy(policy.name)
-            self.set_global_policy(plain)
-            setattr(plain, _OLD, policy)
-        else:
-            self.set_global_policy(policy)
+            old, policy = policy, self._library.Policy(policy.name)
+            setattr(policy, _OLD, old)
+        self.set_global_policy(policy)
 
     def set_global_policy(self, policy: Any) -> None:
         """Set the global policy with the library's own function, unless the policy conflicts with the graph rewrite.

@@ -88,7 +88,7 @@ def _operator_of_tensors(name: str) -> Any:
     operator = getattr(tf.Tensor, name)
 
     def apply(self: TensorLike, *other: Any) -> Any:
-        if name in ("__eq__", "__ne__") and not isinstance(*other, _COMPARABLE):
+        if name in ("__eq__", "__ne__") and not isinstance(other[0], _COMPARABLE):
             return NotImplemented
         return operator(tf.convert_to_tensor(self()), *other)
 

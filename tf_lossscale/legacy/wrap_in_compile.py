@@ -6,7 +6,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_lossscale.families import registry as families
@@ -19,7 +19,6 @@ from tf_lossscale.wrapper import optimizer as optimizer_lib
 # The wrapper of each inner optimizer, and the loss scale of the policy when the wrapper was made. A model that is
 # compiled again with the same inner optimizer gets the same wrapper, unless the policy's loss scale has changed.
 _made: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], Any]] = weakref.WeakKeyDictionary()
-
 
 # The policy of the model that is being compiled.
 _policy: contextvars.ContextVar[Any] = contextvars.ContextVar("policy", default=None)
@@ -97,7 +96,7 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
         )
         return optimizer if is_left_alone else _wrapped(optimizer, library)
 
-    return types.SimpleNamespace(**{**vars(optimizers), "get": get})
+    return _copy(optimizers, {"get": get})
 
 
 def _with_policy(compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,35 +113,31 @@ def _with_policy(compile: Callable[..., Any]) -> Callable[..., Any]:
     return compile_with_policy
 
 
-def _trainer_of_keras_3(changes: Changes, trainer: Any) -> None:
-    changes.change(trainer, "LossScaleOptimizer", lambda _: stand_in_for("keras"))
-    changes.change(trainer, "optimizers", functools.partial(optimizers_for, "keras"))
-    # The class with the `compile` method is called BaseTrainer in Keras 3.16 and newer.
-    base = getattr(trainer, "BaseTrainer", None) or trainer.Trainer
-    changes.change(base, "compile", _with_policy)
+def _change(library: str, wrapper: str, compiles: bool, changes: Changes, trainer: Any) -> None:
+    """Change a module in which the name `wrapper` refers to the wrapper class, or in Keras 2 to this class's module."""
+    if families.library_in(trainer.__name__) != library:
+        return
+    stand_in = stand_in_for(library)
+    both = dict.fromkeys(("BaseLossScaleOptimizer", "LossScaleOptimizer"), stand_in)
+    changes.change(trainer, wrapper, lambda old: stand_in if isinstance(old, type) else _copy(old, both))
+    if compiles:
+        changes.change(trainer, "optimizers", functools.partial(optimizers_for, library))
+        # The class with the `compile` method is called BaseTrainer in Keras 3.16 and newer.
+        base = next(getattr(trainer, name) for name in ("BaseTrainer", "Trainer", "Model") if hasattr(trainer, name))
+        changes.change(base, "compile", _with_policy)
 
 
-def _trainer_of_keras_2(name: str) -> Change:
-    """Return a function that changes a Keras 2 trainer module, in which `name` refers to the wrapper class's module."""
-
-    def change(changes: Changes, trainer: Any) -> None:
-        if families.library_in(trainer.__name__) != "tf_keras":
-            return
-        both = dict.fromkeys(("BaseLossScaleOptimizer", "LossScaleOptimizer"), stand_in_for("tf_keras"))
-        changes.change(trainer, name, lambda module: types.SimpleNamespace(**{**vars(module), **both}))
-        if hasattr(trainer, "optimizers"):
-            changes.change(trainer, "optimizers", functools.partial(optimizers_for, "tf_keras"))
-        if hasattr(trainer, "Model"):
-            changes.change(trainer.Model, "compile", _with_policy)
-
-    return change
+def _copy(module: types.ModuleType, names: Mapping[str, Any]) -> types.SimpleNamespace:
+    return types.SimpleNamespace(**{**vars(module), **names})
 
 
-# Maps each trainer module of Keras 2 to the name by which the trainer refers to the wrapper class's module.
-_KERAS_2 = {
-    "training": "lso",
-    "training_v1": "loss_scale_optimizer",
-    "training_eager_v1": "loss_scale_optimizer",
+# Maps each module with a class that trains to its library, its name for the wrapper class or for the module of this
+# class, and whether it defines a `compile` method.
+_TRAINERS = {
+    "keras.src.trainers.trainer": ("keras", "LossScaleOptimizer", True),
+    "tf_keras.src.engine.training": ("tf_keras", "lso", True),
+    "tf_keras.src.engine.training_v1": ("tf_keras", "loss_scale_optimizer", True),
+    "tf_keras.src.engine.training_eager_v1": ("tf_keras", "loss_scale_optimizer", False),
 }
 
 
@@ -152,12 +147,6 @@ def places() -> dict[str, Change]:
     >>> "keras.src.trainers.trainer" in places()
     True
     """
-    return {
-        "keras.src.trainers.trainer": _trainer_of_keras_3,
-        **{
-            f"{package}.src.engine.{trainer}": _trainer_of_keras_2(name)
-            # Up to TensorFlow 2.15, Keras 2 is the package "keras".
-            for package in ("keras", "tf_keras")
-            for trainer, name in _KERAS_2.items()
-        },
-    }
+    changed = {module: functools.partial(_change, *row) for module, row in _TRAINERS.items()}
+    # Up to TensorFlow 2.15, Keras 2 is the package "keras".
+    return {**changed, **{module.removeprefix("tf_"): change for module, change in changed.items()}}
