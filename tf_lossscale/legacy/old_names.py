@@ -24,13 +24,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_lossscale.families import registry as families
-from tf_lossscale.legacy import loss_scale, policy, stable
+from tf_lossscale.legacy import policy, stable
 from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
 from tf_lossscale.libraries import optional
 
 
-def names_in(module: str) -> dict[str, Any]:
+def names_in(module: str, library: str = "") -> dict[str, Any]:
     """Return the old names in a module and its submodules, with their replacements.
 
     >>> list(names_in("tensorflow.mixed_precision.experimental"))
@@ -38,16 +38,18 @@ def names_in(module: str) -> dict[str, Any]:
 
     Args:
         module: the name of the module in the table's canonical form.
+        library: the Keras library that contains the module, "keras" or "tf_keras"; "" if TensorFlow contains it.
 
     Returns:
         A dict from name to value. The value of a submodule is such a dict.
     """
+    policies = policy.policies_of(library) if library else None
     names: dict[str, Any] = {}
     for name, old in rows_in(module).items():
         with optional.missing_names_reported(f"{module}.{name}"):
-            names[name] = _value(old)
+            names[name] = getattr(policies, name, None) or _value(old)
     below = {name[len(module) + 1 :].split(".")[0] for name in _modules() if name.startswith(f"{module}.")}
-    return {**names, **{name: names_in(f"{module}.{name}") for name in sorted(below)}}
+    return {**names, **{name: names_in(f"{module}.{name}", library) for name in sorted(below)}}
 
 
 def _modules() -> set[str]:
@@ -87,33 +89,23 @@ def _put_keras(changes: Changes, module: types.ModuleType) -> None:
     of_policies = {"Policy": policies.StablePolicy, "set_global_policy": policies.set_global_policy}
     names = {name: value for name, value in of_policies.items() if hasattr(module, name)}
     changes.put(
-        module, {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": experimental(library), **names}
+        module, {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library), **names}
     )
 
 
-def experimental(library: str) -> dict[str, Any]:
-    """Return the names in the `keras.mixed_precision.experimental` module of a Keras library.
+def _put_private_keras(changes: Changes, module: types.ModuleType) -> None:
+    names = _experimental(families.keras_of_tensorflow())
+    names["get_layer_policy"] = {"get_layer_policy": names["get_layer_policy"]}
+    changes.put(module, {"experimental": names})
 
-    Args:
-        library: "keras" or "tf_keras".
-    """
-    policies = policy.policies_of(library)
+
+def _experimental(library: str) -> dict[str, Any]:
+    names = names_in("keras.mixed_precision.experimental", library)
     # The `experimental` module never had `set_global_policy`. The table contains this name only for the codemod: a
     # program may assign `experimental` or `mixed_precision` to the same alias, depending on the TensorFlow version, and
     # call the function through the alias.
-    rows = {k: old for k, old in rows_in("keras.mixed_precision.experimental").items() if k != "set_global_policy"}
-    return {name: getattr(policies, name, None) or _value(old) for name, old in rows.items()}
-
-
-def _put_private_keras(changes: Changes, module: types.ModuleType) -> None:
-    public = experimental(families.keras_of_tensorflow())
-    submodules = {
-        "loss_scale_optimizer": {"LossScaleOptimizer": public["LossScaleOptimizer"]},
-        "loss_scale": {"get": loss_scale.get, **names_in("tensorflow.mixed_precision.experimental")},
-        "policy": {**public, "PolicyV1": public["Policy"]},
-        "get_layer_policy": {"get_layer_policy": public["get_layer_policy"]},
-    }
-    changes.put(module, {"experimental": {**submodules, "Policy": public["Policy"]}})
+    del names["set_global_policy"]
+    return names
 
 
 def _replace_private_optimizer(changes: Changes, module: types.ModuleType) -> None:

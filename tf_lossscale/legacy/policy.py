@@ -28,7 +28,7 @@ class Policies:
 
     def __init__(self, library: Any):
         self._library = library
-        self.Policy = _policy_class(library)
+        self.Policy = self.PolicyV1 = _policy_class(library)
         self.StablePolicy = _stable_policy_class(library, self.Policy)
 
     def global_policy(self) -> Any:
