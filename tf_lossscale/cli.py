@@ -14,10 +14,7 @@ from tf_lossscale import __version__
 # Maps each subcommand to a module and a help text. The module defines `add_arguments(parser)` and `run(arguments)`, and
 # is imported only if the subcommand is used. If `run` raises an ImportError, OSError or ValueError, `main` prints it.
 _COMMANDS = {
-    "inspect": (
-        "tf_lossscale.migrate.checkpoints.inspect_command",
-        "show what a checkpoint or model holds",
-    ),
+    "inspect": ("tf_lossscale.migrate.checkpoints.inspect_command", "show what a checkpoint or model holds"),
     "migrate": (
         "tf_lossscale.migrate.codemod.command",
         "rewrite code of TensorFlow 1.13 to 2.15 to this package's API",
