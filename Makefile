@@ -119,7 +119,7 @@ docs: $(VENV)/.docs
 docs-plots: $(VENV)/.demo
 	$(BIN)/python docs/plots.py
 
-## Write the tables of docs/migration.md and docs/distributed.md from the tests.
+## Write the tables of docs/migration_table.md and docs/distributed.md from the tests.
 docs-tables: $(VENV)/.test
 	$(BIN)/python -m tests.migrate.codemod.docs_table
 	$(BIN)/python -m tf_function_tests.docs_table

@@ -2,7 +2,7 @@
 
 A row of `OLD` contains an old name, its kind, its new name, and the keyword arguments that were renamed. Old names are
 in canonical form: `tensorflow.compat.v1.` is shortened to `tensorflow.`, and `tensorflow.keras.` to `keras.`. The
-codemod replaces the old names in a program, `install` restores them, and docs/migration.md lists them.
+codemod replaces the old names in a program, `install` restores them, and docs/migration_table.md lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The codemod's cases: data, read here. They are its tests, and the table in docs/migration.md."""
+"""The codemod's cases: data, read here. They are its tests, and the table in docs/migration_table.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/migration.md from the codemod's cases: `python -m tests.migrate.codemod.docs_table`."""
+"""Writes the tables of docs/migration_table.md from the codemod's cases: `python -m tests.migrate.codemod.docs_table`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import textwrap
 from tests.migrate.codemod import case_files
 from tf_lossscale.legacy import table
 
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "migration.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "migration_table.md"
 BEGIN, END = "<!-- begin: written by tests/migrate/codemod/docs_table.py -->", "<!-- end -->"
 
 _TOPICS = {
@@ -35,7 +35,7 @@ def tables() -> str:
     assert {case.topic for case in cases} == set(_TOPICS), "a topic without a heading"
     lines = []
     for topic, heading in _TOPICS.items():
-        lines += [f"### {heading}", "", "| | old | new |", "|---|---|---|"]
+        lines += [f"## {heading}", "", "| | old | new |", "|---|---|---|"]
         lines += [row for case in cases if case.topic == topic for row in _rows(case)]
         lines.append("")
     return "\n".join([*lines, *_every_name(), ""])
@@ -43,7 +43,7 @@ def tables() -> str:
 
 def _every_name() -> list[str]:
     """The table of old names, a row for each module."""
-    lines = ["### Every old name", "", "| module | old name -> new name |", "|---|---|"]
+    lines = ["## Every old name", "", "| module | old name -> new name |", "|---|---|"]
     for module in sorted({name.rpartition(".")[0] for name in table.OLD} - {"tf_lossscale"}):
         rows = [f"`{name}` -> `{_with_arguments(old)}`" for name, old in table.rows_in(module).items()]
         lines.append(f"| `{_public(module)}` | {'<br>'.join(rows)} |")
