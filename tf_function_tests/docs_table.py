@@ -12,7 +12,7 @@ _STRATEGIES = {
     "none": "none",
     "one_device": "`OneDeviceStrategy`",
     "mirrored_2": "`MirroredStrategy`",
-    "mirrored_2_apart": "`MirroredStrategy`, no `merge_call`",
+    "mirrored_2_apart": "`MirroredStrategy` without `merge_call`",
     "workers_2": "`MultiWorkerMirroredStrategy`",
     "parameter_server": "`ParameterServerStrategy`",
     "central_storage": "`CentralStorageStrategy`",
@@ -36,18 +36,22 @@ _FAMILIES = {
 
 
 def tables():
-    """The tables, one for each family, and the reasons that their cells name by number; as Markdown."""
+    """The tables, one for all families whose tables agree, and the reasons that their cells name by number."""
     assert [*CALLS, "fit"] == [*_CALLS]
     reasons = {}
-    lines = []
+    families = {}
     for family in ALL_FAMILIES:
-        lines += [f"### {_FAMILIES[family.name]}", ""]
-        lines += [f"| strategy | {' | '.join(_CALLS.values())} |", "|---" * (len(_CALLS) + 1) + "|"]
+        strategies = {}
         for name, shown in _STRATEGIES.items():
             whys = [why_not(family, name, call) for call in _CALLS]
             cells = ["yes" if why is None else f"no ({reasons.setdefault(why, len(reasons) + 1)})" for why in whys]
-            lines.append(f"| {shown} | {' | '.join(cells)} |")
-        lines.append("")
+            strategies.setdefault(" | ".join(cells), []).append(shown)
+        rows = [f"| {', '.join(each)} | {cells} |" for cells, each in strategies.items()]
+        families.setdefault("\n".join(rows), []).append(_FAMILIES[family.name])
+    lines = []
+    for rows, names in families.items():
+        lines += [f"### {' and '.join(names)}", "", f"| strategy | {' | '.join(_CALLS.values())} |"]
+        lines += ["|---" * (len(_CALLS) + 1) + "|", rows, ""]
     lines += ["### Why not, and what to do instead", ""]
     lines += [f"{number}. {reason[0].upper()}{reason[1:]}." for reason, number in reasons.items()]
     return "\n".join(lines)
