@@ -29,6 +29,16 @@ def test_every_public_name_of_a_subpackage_is_in_the_reference_once(subpackage):
     assert sorted(shown) == sorted(name for name in public if not name.startswith("__"))
 
 
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "recipes").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_opens_with_a_sentence(page):
+    title, opening = [line for line in page.read_text().splitlines() if line][:2]
+    assert title.startswith("# ")
+    assert re.match(r"[A-Z`]", opening), opening
+
+
 def code_lines():
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         for number, line in enumerate(re.findall(r"(?s)```.*?```", page.read_text()), 1):

@@ -51,6 +51,32 @@ ENTRIES = {
     "TFLite": "faq.html#float32-inference",
     "float16 all-reduce": "distributed.html#float16-all-reduce",
     "replay batch after skipped step": "recipes/gradients.html#replay-the-batch",
+    # The ten questions that users ask most.
+    "loss is NaN": "faq.html#why-is-my-loss-nan",
+    "steps are skipped": "faq.html#why-are-steps-skipped",
+    "clip gradients": "faq.html#clip-before-or-after",
+    "fit mixed_float16": "index.html#in-fit",
+    "save the scale": "faq.html#how-do-i-save-the-scale",
+    "MirroredStrategy": "distributed.html",
+    "two optimizers": "recipes/two_optimizers.html",
+    "from TensorFlow 2.3": "migration.html#from-tensorflow-20-to-23",
+    "from PyTorch": "from_pytorch.html",
+    "which optimizer": "faq.html#which-optimizer",
+    # Words of public threads.
+    "unscale fp16 gradients": "faq.html#float16-variables",
+    "float16 variables": "faq.html#float16-variables",
+    "custom_gradient": "faq.html#why-is-the-gradient-of-one-loss-too-small",
+    "check_numerics": "faq.html#why-does-tfdebuggingenable_check_numerics",
+    "scale_parameter": "adafactor.html",
+    "relative_step": "adafactor.html",
+    "clip_threshold": "adafactor.html",
+    "beta_2_decay": "adafactor.html",
+    "scale per loss": "recipes/scale_per_loss.html",
+    "slower than float32": "faq.html#why-is-float16-slower",
+    # Errors and tasks.
+    "Could not locate class LossScaleOptimizer": "faq.html#load_model-says",
+    "experimental_run_v2": "migration.html#from-tensorflow-20-to-23",
+    "TensorFlow 2.15": "versions.html#tensorflow-215",
 }
 SHOWN = 3  # results that a reader sees without scrolling
 

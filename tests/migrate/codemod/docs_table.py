@@ -1,4 +1,4 @@
-"""Writes the tables of docs/migration_table.md from the codemod's cases: `python -m tests.migrate.codemod.docs_table`."""
+"""Writes docs/migration_table.md from the codemod's cases: `python -m tests.migrate.codemod.docs_table`."""
 
 from __future__ import annotations
 
