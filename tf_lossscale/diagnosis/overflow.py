@@ -61,7 +61,7 @@ class OverflowReport(tuple[Overflow, ...]):
 class Diagnosis(Variables):
     """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
-    In an applied step with a finite norm, nothing else is computed. Otherwise each gradient is also checked.
+    In an applied step, only the norm of the gradients is computed. In a skipped step, each gradient is also checked.
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
@@ -93,7 +93,12 @@ class Diagnosis(Variables):
             replicas.once(lambda: self._make(names))
 
     def record(
-        self, names: tuple[str, ...], applied: tf.Tensor, gradients: list[Any], checked: list[Any]
+        self,
+        names: tuple[str, ...],
+        applied: tf.Tensor,
+        gradients: list[Any],
+        checked: list[Any],
+        applies_only_finite: bool = True,
     ) -> list[tf.Operation]:
         """Record a step.
 
@@ -103,6 +108,8 @@ class Diagnosis(Variables):
             gradients: the gradients, reduced over the replicas; each may be None.
             checked: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: its
                 `gradients.nonfinite_kind`, summed over the replicas, or the gradient itself.
+            applies_only_finite: whether all gradients of an applied step are finite. A user-defined `check` may apply
+                others.
 
         Returns:
             The operations that a session has to run in a TF1 graph.
@@ -115,8 +122,9 @@ class Diagnosis(Variables):
         def note() -> Any:
             return table.assign(_after(value_or_zero(table), checked, step))
 
-        # A user-defined `check` may apply a step although a gradient is not finite.
-        return assigned + unless(tf.logical_and(applied, tf.math.is_finite(norm)), note)
+        # A predicate of its own would make the host wait for a GPU once more.
+        fine = applied if applies_only_finite else tf.logical_and(applied, tf.math.is_finite(norm))
+        return assigned + unless(fine, note)
 
     def counts(self) -> dict[str, np.ndarray]:
         """Return a dict that maps variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
