@@ -102,6 +102,19 @@ class KeepStateTest(parameterized.TestCase):
         with pytest.raises(KeyError), tf_lossscale.keep_state(model, optimizer):
             raise KeyError("data")
 
+    def test_the_step_that_reports_a_stall_is_undone_too(self):
+        model = model_of(tf.keras)
+        optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), on_stall="raise", stall_steps=2)
+
+        @tf_lossscale.keep_state(model, optimizer)
+        def step(x):
+            optimizer.minimize(lambda: tf.reduce_mean(model(x, training=True) ** 2), model.trainable_variables)
+
+        step(tf.constant(OVERFLOWING))
+        with pytest.raises(FloatingPointError):
+            step(tf.constant(OVERFLOWING))
+        assert np.isfinite(state(model)).all()
+
     def test_a_module_without_keras(self):
         class Module(tf.Module):
             def __init__(self):

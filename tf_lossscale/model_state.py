@@ -42,7 +42,8 @@ class keep_state(contextlib.ContextDecorator):
     >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
 
     It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy. Metrics are not restored.
-    A step means everything inside: if the function accumulates gradients of several batches, decorate the function that
+    An error of `on_stall` ends a `tf.function`, and a step on several replicas, before its state is restored. A step
+    means everything inside: if the function accumulates gradients of several batches, decorate the function that
     processes all of them.
 
     Args:
@@ -76,7 +77,9 @@ class keep_state(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, error: Any, *others: object) -> None:
-        if error is not None or not self._variables:
+        # In eager mode a step that reports a stall raises an error after it was counted.
+        can_restore = error is None or (tf.executing_eagerly() and not replicas.several_replicas())
+        if not can_restore or not self._variables:
             return
         skipped, pairs = self._optimizer.skipped_steps > self._skipped, list(zip(self._variables, self._values))
         if replicas.uses_merge_call() and not tf.distribute.in_cross_replica_context():

@@ -168,3 +168,19 @@ def test_a_rule_that_cannot_create_its_variables_leaves_the_inner_optimizer_unch
         LossScaleOptimizer(inner, loss_scale=Broken())
     assert vars(inner) == before
     LossScaleOptimizer(inner)
+
+
+def test_a_registered_rule_without_from_config_is_made_of_its_arguments():
+    @tf.keras.utils.register_keras_serializable("tests")
+    class Halved(tf_lossscale.DynamicLossScale):
+        def __init__(self, first=8.0):
+            super().__init__(first)
+            self.first = first
+
+        def get_config(self):
+            return {"first": self.first}
+
+    config = LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=Halved(16.0)).get_config()
+    again = LossScaleOptimizer.from_config(config)
+    assert type(again._loss_scale) is Halved
+    assert float(again.loss_scale) == 16.0

@@ -395,8 +395,8 @@ def _fit(values: list[Any], variables: list[Any]) -> bool:
 
 def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
     logging.warning(
-        "The saved optimizer has %d variables, but this %s has %d, because other variables were trained. The saved "
-        "variables are not loaded%s.",
+        "The saved optimizer has %d variables, but this %s has %d, because other variables were trained, or because "
+        "the saved loss scale had variables of its own. The saved variables are not loaded%s.",
         *(saved, type(inner).__name__, len(inner.variables)),
         ", but the loss scale is" if with_scale else "",
     )

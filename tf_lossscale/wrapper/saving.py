@@ -142,7 +142,8 @@ class Configurable(Parts):
         if _has_rule_outside_of_config(scale):
             logging.warning(
                 "A config cannot contain the rule of the loss scale %s. An optimizer that is "
-                "created from this config, for example in a loaded model, has a %s loss scale without this rule. Load "
+                "created from this config, for example in a loaded model, has a %s loss scale without this rule. For a "
+                "class of your own, define get_config() and from_config(), and register the class with Keras. Or load "
                 "the model with compile=False, compile it with a new optimizer and loss scale, and restore a "
                 "tf.train.Checkpoint.",
                 type(getattr(scale, "_manager", scale)).__name__,
@@ -207,7 +208,10 @@ class Configurable(Parts):
             own = custom_objects.get(name := loss_scale["class_name"])
             if own is None and family is not None and family.saving:
                 own = family.saving.get_registered_object(name)
-        return from_tf23(loss_scale) if own is None else {"loss_scale": own.from_config(loss_scale["config"])}
+        if own is None:
+            return from_tf23(loss_scale)
+        of_config = getattr(own, "from_config", lambda config: own(**config))
+        return {"loss_scale": of_config(loss_scale["config"])}
 
     def _save_scale_with_inner(self) -> None:
         """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it."""
@@ -383,5 +387,6 @@ def from_tf23(loss_scale: Any) -> dict[str, Any]:
         return arguments
     raise ValueError(
         f"`config` has a loss scale of the unknown class {kind!r}. The known classes are FixedLossScale and "
-        f"DynamicLossScale; pass your own class as custom_objects={{{kind!r}: {kind}}}."
+        f"DynamicLossScale; pass your own class as custom_objects={{{kind!r}: {kind}}}, or register it with "
+        "keras.saving.register_keras_serializable()."
     )
