@@ -19,13 +19,16 @@ CONFIGS = [
     {},
     {"initial_scale": 8.0, "dynamic_growth_steps": 5},
     {"dynamic": False, "initial_scale": 0.5},
+    {"dynamic": False, "initial_scale": 1.0, "skip_nonfinite": True},
+    {"diagnose": True, "jit_compile": True, "on_stall": "raise", "stall_steps": 7},
+    {"diagnose": "exponents", "diagnose_every": 5},
     {"growth_factor": 4.0, "backoff_factor": 0.25, "hysteresis": 3, "min_scale": 0.5, "max_scale": 2.0**16},
 ]
 DEFAULTS = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
 
 
 @families
-@pytest.mark.parametrize("config", CONFIGS, ids=["default", "dynamic", "fixed", "all"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["default", "dynamic", "fixed", "skip", "others", "exponents", "all"])
 @pytest.mark.parametrize("way", ["from_config", "LossScaleOptimizer.from_config", "serialize"])
 def test_a_config_goes_round(family, config, way):
     optimizer = LossScaleOptimizer(family.optimizers.Adam(0.25, beta_1=0.75), **config)
@@ -42,6 +45,13 @@ def test_a_config_goes_round(family, config, way):
     assert (float(again.learning_rate), float(again.beta_1)) == (0.25, 0.75)
     for name, value in {**(DEFAULTS if config.get("dynamic", True) else {}), **config}.items():
         assert again.get_config()[name] == value
+
+
+def test_every_argument_of_the_constructor_goes_round():
+    tested = {name for config in CONFIGS for name in config}
+    arguments = set(inspect.signature(LossScaleOptimizer.__init__).parameters)
+    # Own loss scales have their own table: tests/wrapper/test_rules_and_ways.py.
+    assert tested == arguments - {"self", "inner_optimizer", "loss_scale", "kwargs"}
 
 
 @families

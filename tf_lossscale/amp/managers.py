@@ -65,7 +65,7 @@ class LossScaleManager(LossScale, abc.ABC):
         return True
 
     def get_update_cell(self) -> Any:
-        """Return None, or a function that updates the scale in a graph.
+        """Return a function that updates the scale in a graph, or None.
 
         The function takes the scale variable and an overflow flag. Without a function, the graph calls the Python
         method `update_loss_scale`, which XLA cannot compile. If there is a function, `get_loss_scale` only has to

@@ -165,13 +165,15 @@ class LossScale(Variables):
             agrees = aggregate or not replicas.several_replicas()
             to_check = gradients if agrees else self._agreed(gradients)
             if jit_compile:
-                finish = lambda own, checked: self._apply_or_skip(own, checked, *functions)  # noqa: E731
+                finish = lambda own, checked: self._once_for_all_replicas(own, checked, *functions)  # noqa: E731
                 return _compiled(finish, gradients, to_check)
-            return self._apply_or_skip(gradients, to_check, *functions)
+            return self._once_for_all_replicas(gradients, to_check, *functions)
 
-    def _apply_or_skip(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
+    def _once_for_all_replicas(
+        self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any
+    ) -> Any:
         if not replicas.uses_merge_call():
-            return self._decide(gradients, to_check, lambda: apply(gradients), skip, observe)
+            return self._apply_or_skip(gradients, to_check, lambda: apply(gradients), skip, observe)
 
         # To apply gradients, many optimizers call merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
         # therefore created in the cross-replica context, and its branches enter the replica context again.
@@ -179,11 +181,11 @@ class LossScale(Variables):
             # All replicas have the same gradients, or the same values to check in place of them.
             first, first_to_check = _first(strategy, per_replica), _first(strategy, to_check)
             on_each = lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,))  # noqa: E731
-            return self._decide(first, first_to_check, on_each, skip, observe)
+            return self._apply_or_skip(first, first_to_check, on_each, skip, observe)
 
         return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, to_check))
 
-    def _decide(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
+    def _apply_or_skip(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
         """Check the gradients, apply or skip them, and move the scale."""
         applied = self._checked(to_check)
 

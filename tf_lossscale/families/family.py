@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import runs_in_order
-from tf_lossscale.wrapper import arguments as options_lib
+from tf_lossscale.wrapper import arguments
 from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ class Family(abc.ABC):
 
         `name` is removed from `given`.
         """
-        name = None if self.name_attribute is None else options_lib.take_name(given)
-        wanted = options_lib.checked(self.inner, given, self.options)
+        name = None if self.name_attribute is None else arguments.take_name(given)
+        wanted = arguments.checked(self.inner, given, self.options)
         if wanted and self.is_built:
             raise ValueError(
                 f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it "

@@ -14,8 +14,7 @@ from absl import logging
 from tf_lossscale.core import replicas
 from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import arguments as options_lib
-from tf_lossscale.wrapper import hyperparameters, optimizer
+from tf_lossscale.wrapper import arguments, hyperparameters, optimizer
 from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
@@ -28,7 +27,7 @@ class Family(family.Family):
 
     writes_variables_directly = False
     saving = keras.saving
-    options: tuple[str, ...] = tuple(options_lib.DEFAULTS)
+    options: tuple[str, ...] = tuple(arguments.DEFAULTS)
     delegated: tuple[str, ...] = (
         *(name for name in options if name not in ("name", "loss_scale_factor")),
         *("_iterations", "_learning_rate"),
@@ -52,7 +51,7 @@ class Family(family.Family):
         return own_sum(self.inner, [(gradient, tensors_of([variable])[0]) for gradient, variable in grads_and_vars])
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.scope = options_lib.take_name(given) or self.scope
+        self.scope = arguments.take_name(given) or self.scope
         wanted = super().checked_options(given)
         if wanted:
             # Keras's constructor raises an error if an option is out of range.
@@ -438,7 +437,7 @@ def _sum_once(inner: Any) -> None:
 
 
 def _copy_attributes(inner: Any, new: Any, types: tuple[type, ...]) -> None:
-    """Copy the attributes of some types from an optimizer and its parts."""
+    """Copy those attributes of an optimizer and its parts whose values have one of the types."""
     for old, copied in zip(_with_parts(inner), _with_parts(new)):
         vars(copied).update({name: copy.copy(x) for name, x in vars(old).items() if isinstance(x, types)})
 

@@ -1,10 +1,10 @@
 """Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
 
-A mark is one attribute of a tensor: by which loss scale, and whether scaled or not. A gradient that
-`get_unscaled_gradients` took is scaled, one that it returned is not. A loss that `get_scaled_loss` or `scale_loss`
-returned is scaled. The results of arithmetic on marked tensors have no mark. If all gradients of an update are marked,
-their marks decide. If some are marked, the marks and the calls must agree. If none is marked, the first of these rules
-decides that applies:
+A mark is an attribute of a tensor that says which loss scale it belongs to, and whether the tensor is scaled. A
+gradient that `get_unscaled_gradients` took is scaled, one that it returned is not. A loss that `get_scaled_loss` or
+`scale_loss` returned is scaled. The results of arithmetic on marked tensors have no mark. If all gradients of an update
+are marked, their marks decide. If some are marked, the marks and the calls must agree. If none is marked, the first of
+these rules decides that applies:
 
 1. The most recent call in the function being traced, or in the functions around it. After `scale_loss` the gradients
    are scaled, for one update; after `get_scaled_loss` and `get_unscaled_gradients` they are unscaled, for any number.
@@ -78,7 +78,7 @@ def is_marked(tensor: Any, loss_scale: Any = None) -> bool | None:
 
 
 class _Eager:
-    """The place of calls in eager mode. The place of calls in a traced function is its graph."""
+    """The place of calls in eager mode. A place is where a call was made: eager mode, or the graph of a function."""
 
 
 _EAGER = _Eager()
@@ -330,8 +330,8 @@ class Contract:
         unused = [call for call in self._unused_calls(places) if call.method in scaled_after]
         answers = {scaled_after[call.method] for call in (*eager, *unused)}
         if any(map(is_used_up, own)):
-            # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss, or of a loss that was
-            # not scaled.
+            # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss once more, or of a
+            # loss that was not scaled. Without any other call, nothing tells which.
             answers |= {True} if answers else {True, False}
         return answers, False
 

@@ -231,8 +231,6 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
     def _init_base(self) -> None:
         """Set the attributes that base classes from the inner optimizer's library need."""
 
-    # The loss and the gradients. --------------------------------------------------------------------------------
-
     # The step. --------------------------------------------------------------------------------------------------
 
     @do_not_convert
@@ -386,7 +384,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             logging.warning("%s", message)
 
     def _result(self, outcome: Any) -> Any:
-        """Return the value that `apply_gradients` returns."""
+        """Return the value that `apply_gradients` returns. In a graph, record that a step was traced."""
         if tf.executing_eagerly():
             return self._family.result()
         self.__dict__["_traced"] = True

@@ -148,7 +148,7 @@ class Edits:
         return text[: len(text) - len(text.lstrip())]
 
     def _remove(self, statement: ast.stmt) -> None:
-        """Remove a statement with its line. The last statement of a block becomes `pass`."""
+        """Remove a statement with its line. If all statements of a block are removed, the first becomes `pass`."""
         source, span = self.source, self.source.span(statement)
         siblings = _block(source.parents[statement], statement)
         is_empty = not isinstance(source.parents[statement], ast.Module) and not set(siblings) - set(self._removed)

@@ -121,7 +121,7 @@ def _item(source: Uses, edits: Edits, key: str | None, value: ast.expr) -> None:
 
 
 def _private_attributes(source: Uses, edits: Edits) -> None:
-    """Report private attributes and methods of wrappers in a file that uses a wrapper class."""
+    """Report private members of wrappers that a file overrides, assigns or calls."""
     bases = [source.parents[use.node] for use in source.uses if use.roles & names.WRAPPERS]
     classes = [each for each in bases if isinstance(each, ast.ClassDef)]
     for method in (each for cls in classes for each in cls.body if isinstance(each, ast.FunctionDef)):
