@@ -194,7 +194,7 @@ def dtype_table(model: object) -> list[tuple[str, str, str, str]]:
         model: a Keras model (Keras 3 or tf_keras).
 
     Returns:
-        A list with a tuple for each layer, including those of nested models and the parts of layers.
+        A list with a tuple for each layer, including the layers of nested models and the parts of layers.
 
     Raises:
         TypeError: `model` is not a Keras model.

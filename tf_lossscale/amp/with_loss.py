@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class WithLossCell:
     """A network and its loss as one function of the data and the label. The loss is computed in float32.
 
-    As in Keras's `fit`, the losses of the backbone's layers are added, such as those of a `kernel_regularizer`. In a
+    As in Keras's `fit`, the losses of the backbone's layers are added, such as the loss of a `kernel_regularizer`. In a
     replica of a strategy, their share is added, so that the replicas' losses contain them once.
 
     Keras's losses take (label, output). Other functions take (output, label), as MindSpore's do:

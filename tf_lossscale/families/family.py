@@ -221,6 +221,17 @@ class Family(abc.ABC):
     #: The attribute of the optimizer that the constructor argument `name` sets, or None if `name` is not accepted.
     name_attribute: str | None = None
 
+    @property
+    def learning_rate_name(self) -> str:
+        """The name of the attribute in which the optimizer stores its learning rate."""
+        for name in ("learning_rate", "lr"):
+            if hasattr(self.inner, name):
+                return name
+        raise AttributeError(
+            f"The inner {type(self.inner).__name__} has neither a `learning_rate` nor an `lr`. Read or set its own "
+            "attribute on optimizer.inner_optimizer."
+        )
+
     def hyperparameter_names(self) -> tuple[str, ...]:
         """Return the names of the optimizer's hyperparameters other than `learning_rate`."""
         return tuple(getattr(self.inner, "hyperparameter_names", ()))

@@ -54,7 +54,6 @@ class Family(family.Family):
 
     @property
     def learning_rate_name(self) -> str:
-        """The name of the attribute in which the inner optimizer stores its learning rate."""
         return "_lr" if hasattr(self.inner, "_lr") else "_learning_rate"
 
 

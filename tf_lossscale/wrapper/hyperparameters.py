@@ -118,11 +118,11 @@ class Delegating(Parts):
     @property
     def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
-        return getattr(self._optimizer, self._name_of_learning_rate())
+        return getattr(self._optimizer, self._family.learning_rate_name)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        setattr(self._optimizer, self._name_of_learning_rate(), value)
+        setattr(self._optimizer, self._family.learning_rate_name, value)
 
     @property
     def lr(self) -> Any:
@@ -132,16 +132,6 @@ class Delegating(Parts):
     @lr.setter
     def lr(self, value: Any) -> None:
         self.learning_rate = value
-
-    def _name_of_learning_rate(self) -> str:
-        inner = self._optimizer
-        for name in ("learning_rate", "lr"):
-            if hasattr(inner, name):
-                return name
-        raise AttributeError(
-            f"The inner {type(inner).__name__} has neither a `learning_rate` nor an `lr`. Read or set its own "
-            "attribute on optimizer.inner_optimizer."
-        )
 
     @property
     def iterations(self) -> tf.Variable:

@@ -24,12 +24,7 @@ from tf_lossscale.wrapper.scaling import Scaling
 from tf_lossscale.wrapper.stall import PATIENCE, Stall
 
 if TYPE_CHECKING:
-    from tf_lossscale.types import (
-        Gradient,
-        Optimizer,
-        Scalar,
-        Variable,
-    )
+    from tf_lossscale.types import Gradient, Optimizer, Scalar, Variable
 
 
 class _SignatureOfInit:

@@ -242,12 +242,13 @@ class Observable(Parts):
         """Return a function that is called at the end of each step, for the diagnosis and for stalls in eager mode."""
         diagnosis = self._diagnosis if variables else None
         names = () if diagnosis is None else names_of(variables)
-        applies_only_finite = not self._loss_scale._overrides("check")
         if diagnosis is not None:
             diagnosis.prepare(names)
 
         def observe(applied: tf.Tensor, gradients: list[Any], checked: list[Any]) -> Any:
-            recorded = diagnosis and diagnosis.record(names, applied, gradients, checked, applies_only_finite)
+            recorded = diagnosis and diagnosis.record(
+                names, applied, gradients, checked, applies_only_finite=not self._loss_scale._overrides("check")
+            )
             if tf.executing_eagerly() and not applied:
                 self._stall.after_step(self)
             return recorded

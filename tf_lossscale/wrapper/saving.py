@@ -1,4 +1,4 @@
-"""What is saved of a LossScaleOptimizer: its variables, its config and its copies."""
+"""The variables, the config and the copies of a LossScaleOptimizer."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def fill(
         optimizer: the optimizer to change.
         stored: the optimizer's variables in its library's order, without the variables of a wrapper.
         kind: the class that created the variables, which is the optimizer's own class or a base class of it.
-        variables: the variables of the layers, one of which is in the name of each slot.
+        variables: the variables of the layers. Each slot's name contains the name of one of them.
         owners: maps the `id` of a slot in `stored` to the variable that it belongs to, for slots whose variable is
             known.
     """
