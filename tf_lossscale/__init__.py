@@ -16,7 +16,8 @@ __version__ = "0.1.0"
 # Subpackages that are accessible after `import tf_lossscale`.
 _SUBPACKAGES = ("amp", "diagnosis", "legacy", "migrate", "optimizers")
 _HOMES = {
-    **dict.fromkeys(("DynamicLossScale", "FixedLossScale", "LossScale"), "core.loss_scale"),
+    "DynamicLossScale": "core.dynamic",
+    **dict.fromkeys(("FixedLossScale", "LossScale"), "core.loss_scale"),
     "Family": "families.family",
     "LossScaleMonitor": "diagnosis.monitor",
     "LossScaleOptimizer": "wrapper.optimizer",
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
     from tf_lossscale import legacy as legacy
     from tf_lossscale import migrate as migrate
     from tf_lossscale import optimizers as optimizers
-    from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+    from tf_lossscale.core.dynamic import DynamicLossScale
+    from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
     from tf_lossscale.core.rules import Rules
     from tf_lossscale.core.shared import SharedLossScale
     from tf_lossscale.diagnosis.monitor import LossScaleMonitor

@@ -35,6 +35,26 @@ def test_only_a_legacy_graph_and_its_branches_run_out_of_order():
     assert orders == [False, False, False, True, True]
 
 
+def test_functions_that_xla_compiles_are_known_with_their_branches_and_the_functions_that_they_call():
+    inside = []
+
+    def ask():
+        inside.append(graphs.in_xla_context())
+        return tf.constant(0)
+
+    def all_ways():
+        ask()
+        tf.cond(tf.constant(True), ask, ask)
+        return tf.function(ask)()
+
+    ask()
+    tf.function(all_ways)()
+    assert set(inside) == {False}
+    inside.clear()
+    tf.function(all_ways, jit_compile=True)()
+    assert set(inside) == {True} and len(inside) == 4
+
+
 def test_who_asks_for_variables_is_told_of_old_and_of_new_ones():
     weights, told = Variables("counts"), []
     with tf.Graph().as_default():

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.dynamic import DynamicLossScale
+from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.shared import SharedLossScale
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.loss_scale import DynamicLossScale
+from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.rules import Counts, Rules
 
 SETTINGS = hypothesis.settings(max_examples=150)

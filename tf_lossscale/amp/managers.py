@@ -15,8 +15,9 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
+from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import operations
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.rules import Counts, Rules
 from tf_lossscale.core.variables import LazyVariable, as_number
 

@@ -14,21 +14,7 @@ _SMALL = 2**13
 
 
 def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
-    """Return the loss times the scale, in the loss's own dtype.
-
-    >>> scale_loss(tf.constant(3.0), tf.constant(8.0)).numpy().item()
-    24.0
-
-    Args:
-        loss: a floating-point tensor of any shape, or a nested structure of such tensors.
-        scale: float32 scalar.
-
-    Returns:
-        The scaled loss, with the same structure and dtypes.
-
-    Raises:
-        TypeError: a loss does not have a floating-point dtype.
-    """
+    """Multiply a floating-point tensor, or a nested structure of them, by a float32 scale, in the loss's own dtype."""
 
     def scaled(part: Any) -> tf.Tensor:
         part = tf.convert_to_tensor(part)
@@ -43,20 +29,9 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
 
 
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
-    """Divide gradients by the scale, and prevent the graph optimizer from merging the division with the scaling.
+    """Divide gradients by a float32 scale, and keep the graph optimizer from merging the division with the scaling.
 
-    >>> [g.numpy().tolist() for g in unscale([tf.constant([8.0, 16.0])], tf.constant(8.0))]
-    [[1.0, 2.0]]
-
-    Args:
-        gradients: floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None stays None.
-        scale: float32 scalar.
-
-    Returns:
-        A list as long as `gradients`, with the same dtypes.
-
-    Raises:
-        TypeError: a gradient does not have a floating-point dtype.
+    The results have the dtypes of the gradients. IndexedSlices stay sparse, and None stays None.
     """
     scale, compiled = optimization_barrier(tf.convert_to_tensor(scale)), in_xla_context()
 
@@ -103,38 +78,18 @@ def _alike(gradients: list[Any]) -> list[list[int]]:
 
 
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Divide values by the scale, and round the quotients to the dtype of the values.
+    """Divide values by a float32 scale, and round the quotients to the dtype of the values.
 
     Float16 and bfloat16 values are divided in float32. Multiplication by the reciprocal of the scale is guaranteed to
     give the same bits only if the scale is a power of two up to 2**126. For larger scales the reciprocal is subnormal,
     and kernels treat it as zero. In float16 the reciprocal is zero for scales of 2**25 and above.
-
-    >>> divide(tf.constant(2.0**127), tf.constant(2.0**127)).numpy().item()
-    1.0
-
-    Args:
-        values: a floating-point tensor.
-        scale: float32 scalar.
-
-    Returns:
-        A tensor of the same shape and dtype.
     """
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
     return tf.cast(tf.raw_ops.RealDiv(x=tf.cast(values, wide), y=tf.cast(scale, wide)), values.dtype)
 
 
 def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
-    """Multiply a gradient by the scale. If the gradient is None, return None.
-
-    The product is float64 if the gradient is float64, and float32 otherwise.
-
-    >>> multiplied(tf.constant(2.0, tf.float16), tf.constant(2.0**16)).numpy().item()
-    131072.0
-
-    Args:
-        gradient: a tensor, IndexedSlices or None.
-        scale: float32 scalar.
-    """
+    """Multiply a gradient by the scale, in float32, or in float64 if the gradient is float64."""
 
     def product(values: tf.Tensor) -> tf.Tensor:
         wide = tf.float64 if values.dtype == tf.float64 else tf.float32
@@ -146,14 +101,7 @@ def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
 def floating(gradients: Iterable[Any]) -> list[Any]:
     """Convert gradients to tensors, except IndexedSlices and None.
 
-    >>> floating([None, 2.0])[1].numpy().item()
-    2.0
-
-    Args:
-        gradients: values that TensorFlow can convert to tensors, IndexedSlices or None.
-
-    Raises:
-        TypeError: a gradient does not have a floating-point dtype.
+    Raise an error if one is not of a floating-point dtype.
     """
     kept = (tf.IndexedSlices, type(None))
     tensors = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
@@ -167,14 +115,9 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply a function to a gradient's values, or to the rows of IndexedSlices. If the gradient is None, return None.
+    """Apply a function to a gradient's values, or to the rows of IndexedSlices.
 
-    >>> over_values(tf.abs, tf.IndexedSlices(tf.constant([-2.0]), tf.constant([7]))).values.numpy().tolist()
-    [2.0]
-
-    Args:
-        function: a function of a tensor that returns a tensor of the same shape.
-        gradient: a tensor, IndexedSlices or None.
+    If the gradient is None, return None.
     """
     if gradient is None:
         return None
@@ -184,19 +127,10 @@ def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> An
 
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Return whether all values of all gradients are finite.
+    """Return whether all values of all gradients are finite, as a bool scalar tensor.
 
-    >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
-    True
-    >>> bool(all_finite([tf.constant([1.0, float("inf")])]))
-    False
-
-    Args:
-        gradients: tensors or IndexedSlices of any floating-point dtype and shape, or None. Rows of IndexedSlices with
-            the same index are added up before the check, because their sum is what an optimizer applies.
-
-    Returns:
-        A bool scalar tensor, which is True if there is no gradient at all.
+    Rows of IndexedSlices with the same index are added up before the check, because their sum is what an optimizer
+    applies.
     """
     each = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     to_check = [tf.stack([each[i] for i in at]) if len(at) > 1 else each[at[0]] for at in _alike(each)]
@@ -222,16 +156,9 @@ def _every_value_is_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def nonfinite_kind(gradient: Any) -> tf.Tensor:
-    """Return NaN if a gradient contains NaN; otherwise infinity if it contains infinity; otherwise 0.
+    """Return a float32 scalar:
 
-    >>> [nonfinite_kind(tf.constant([1.0, x])).numpy().item() for x in (2.0, -float("inf"), float("nan"))]
-    [0.0, inf, nan]
-
-    Args:
-        gradient: a tensor or IndexedSlices. If the sum of rows with the same index overflows, it counts as infinity.
-
-    Returns:
-        A float32 scalar tensor.
+    NaN if a gradient contains NaN; otherwise infinity if it contains infinity; otherwise 0.
     """
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     bad = tf.where(tf.reduce_any(tf.math.is_nan(values)), float("nan"), float("inf"))
@@ -241,14 +168,7 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
 def sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
     """Add up the rows of IndexedSlices that have the same index.
 
-    >>> sums_of_rows(tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([3, 3]))).numpy().tolist()
-    [[3.0], [0.0]]
-
-    Args:
-        gradient: the IndexedSlices.
-
-    Returns:
-        A tensor with the shape of its values. The rows that are left over are zeros.
+    The result has as many rows; those left over are zeros.
     """
     values = gradient.values
     _, positions = tf.unique(tf.reshape(gradient.indices, [-1]))

@@ -13,27 +13,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def do_not_convert(function: _Function) -> _Function:
     """Decorate a function that AutoGraph must not convert when a user's tf.function calls it.
 
-    >>> do_not_convert(abs)(-1)
-    1
-
-    Args:
-        function: the function. The decorated function has its signature, which editors show.
+    It keeps its signature.
     """
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def operations(result: Any) -> list[Any]:
-    """Return the operations in a result that was computed in a graph. In eager mode there are none.
-
-    >>> operations(None)
-    []
-
-    Args:
-        result: a structure of operations, tensors, per-replica values and other objects.
-
-    Returns:
-        A list of `tf.Operation`.
-    """
+    """Return the operations in a structure that was computed in a graph. In eager mode there are none."""
     collected: list[Any] = []
     for leaf in tf.nest.flatten(result):
         distributed = isinstance(leaf, tf.distribute.DistributedValues)
@@ -46,18 +32,9 @@ def operations(result: Any) -> list[Any]:
 
 
 def finished(result: Any) -> tf.Tensor:
-    """Return a tensor that is always True, and is computed after all operations in `result` have run.
+    """Return a tensor that is True, and is computed after all operations in a structure.
 
-    A branch of `tf.cond` can return this tensor.
-
-    >>> finished(None).numpy().item()
-    True
-
-    Args:
-        result: a structure of operations, tensors and other objects, as in `operations`.
-
-    Returns:
-        A bool scalar tensor.
+    A branch of `tf.cond` can return it.
     """
     with tf.control_dependencies(operations(result)):
         return tf.constant(True)
@@ -67,12 +44,6 @@ def runs_in_order() -> bool:
     """Return whether operations run in program order, as in eager mode and in a tf.function.
 
     In a TF1 graph a session runs only the fetched operations and their dependencies.
-
-    >>> runs_in_order()
-    True
-    >>> with tf.Graph().as_default():
-    ...     runs_in_order()
-    False
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
@@ -85,18 +56,12 @@ def runs_in_order() -> bool:
 
 
 def in_xla_context() -> bool:
-    """Return whether XLA compiles the function that is being traced.
-
-    >>> in_xla_context()
-    False
-    >>> bool(tf.function(lambda: tf.constant(in_xla_context()), jit_compile=True)())
-    True
-    """
+    """Return whether XLA compiles the function that is being traced."""
     if tf.executing_eagerly():
         return False
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # `_get_control_flow_context` is private. The doctest of `in_xla_context` fails if the method's result changes.
+        # `_get_control_flow_context` is private, so a test asks for the result in each kind of function.
         context = graph._get_control_flow_context()
         while context is not None:
             if context.IsXLAContext():
@@ -111,15 +76,6 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
 
     Without the barrier, the graph optimizer would turn `g * scale * (1 / scale)` into `g * (scale * (1 / scale))` in a
     tf.function. An overflow of `g * scale` would then go unnoticed.
-
-    >>> optimization_barrier(tf.constant(1.0)).numpy().item()
-    1.0
-
-    Args:
-        tensor: any tensor.
-
-    Returns:
-        A tensor with the same values. In eager mode, the same object.
     """
     if tf.executing_eagerly():
         return tensor
@@ -127,16 +83,9 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def ancestors(tensor: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
-    """Iterate over a tensor and the tensors that it was computed from, in the graph that contains it.
+    """Iterate over a tensor of a graph and the tensors that it was computed from.
 
-    >>> with tf.Graph().as_default():
-    ...     product = tf.constant(2.0, name="two") * tf.constant(3.0, name="three")
-    ...     print([each.op.name for each in ancestors(product, lambda tensor: True)])
-    ['mul', 'three', 'two']
-
-    Args:
-        tensor: a tensor or IndexedSlices. An eager tensor has no known ancestors.
-        passes: a function that returns whether to go on to the inputs of a tensor's operation.
+    `passes` says whether to go on to the inputs of a tensor's operation. An eager tensor has no known ancestors.
     """
     to_visit, seen = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor], set()
     while to_visit:

@@ -13,25 +13,9 @@ def scaled_inside(
 ) -> Callable[..., Any]:
     """Wrap a loss function, so that its gradients are computed from the scaled loss and then unscaled.
 
-    >>> weight = tf.Variable(3.0)
-    >>> loss_fn = scaled_inside(lambda: weight**2, lambda upstream, of: [g / 8.0 for g in of(8.0 * upstream)])
-    >>> with tf.GradientTape() as tape:
-    ...     loss = loss_fn()
-    >>> loss.numpy().item(), tape.gradient(loss, weight).numpy().item()
-    (9.0, 6.0)
-
-    Args:
-        loss_fn: a function that returns the loss, or a tuple that begins with the loss.
-        by_scaling: a function of the upstream gradient, and of a function that returns the variables' gradients for an
-            upstream gradient. It returns the gradients for the upstream gradient that it got.
-
-    Returns:
-        A function that takes the same arguments and returns the same results as `loss_fn`. Parts of a tuple other than
-        the loss have no gradients.
-
-    Raises:
-        TypeError: `loss_fn` returned neither a loss nor a tuple that begins with a loss. The new function raises this
-            error.
+    `by_scaling` takes the upstream gradient, and a function that returns the variables' gradients for an upstream
+    gradient. It returns the gradients for the upstream gradient that it got. `loss_fn` returns the loss, or a tuple
+    that begins with the loss; other parts of the tuple have no gradients.
     """
 
     def same_loss(*args: Any, **kwargs: Any) -> Any:

@@ -1,25 +1,21 @@
-"""Loss scales: the base class with its guarded step, a fixed scale, and a dynamic scale that changes by rules."""
+"""LossScale, the base class of loss scales, with its guarded step; and the fixed loss scale."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert, finished, operations, runs_in_order
-from tf_lossscale.core.rules import Counts, Rules, with_rules
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
 
 if TYPE_CHECKING:
-    from tf_lossscale.types import Gradient, SameGradient, Scalar, State
+    from tf_lossscale.types import Gradient, SameGradient, State
 
 
 class LossScale(Variables):
@@ -75,7 +71,7 @@ class LossScale(Variables):
     def scale(self, loss: Any) -> Any:
         """Multiply the loss by the scale.
 
-        >>> DynamicLossScale(8.0).scale(tf.constant(3.0)).numpy().item()
+        >>> FixedLossScale(8.0).scale(tf.constant(3.0)).numpy().item()
         24.0
 
         Args:
@@ -93,7 +89,7 @@ class LossScale(Variables):
     def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
         """Divide the gradients of a scaled loss by the scale.
 
-        >>> [g.numpy().item() for g in DynamicLossScale(8.0).unscale([tf.constant(24.0)])]
+        >>> [g.numpy().item() for g in FixedLossScale(8.0).unscale([tf.constant(24.0)])]
         [3.0]
 
         Args:
@@ -123,7 +119,8 @@ class LossScale(Variables):
     ) -> Any:
         """Apply gradients on all replicas, or skip the step on all replicas. Then change the scale.
 
-        >>> scale, weight = DynamicLossScale(8.0), tf.Variable(1.0)
+        >>> import tf_lossscale
+        >>> scale, weight = tf_lossscale.DynamicLossScale(8.0), tf.Variable(1.0)
         >>> scale.step([tf.constant(float("inf"))], lambda gradients: weight.assign_sub(gradients[0]))
         False
         >>> weight.numpy().item(), scale().numpy().item()
@@ -322,8 +319,8 @@ class LossScale(Variables):
     def state(self) -> State:
         """Return the state as plain numbers, for a log or a JSON file. Call this method in eager mode.
 
-        >>> DynamicLossScale(8.0).state()["loss_scale"]
-        8.0
+        >>> FixedLossScale(8.0).state()
+        {'loss_scale': 8.0}
 
         Returns:
             A dict with `loss_scale` (float). It also has the counts of steps, as ints, if a step can be skipped.
@@ -405,118 +402,6 @@ class FixedLossScale(LossScale):
             raise ValueError(
                 f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {scale!r}."
             )
-
-
-class DynamicLossScale(LossScale):
-    """A scale that grows after many finite steps in a row and falls after overflows, according to `rules.Rules`.
-
-    >>> scale = DynamicLossScale(8.0, dynamic_growth_steps=1)
-    >>> scale.step([tf.constant([1.0])], lambda gradients: None)
-    True
-    >>> scale().numpy().item(), scale.good_steps.numpy().item()
-    (16.0, 0)
-
-    Args:
-        initial_scale: the scale to start with, a finite number above 0.
-        dynamic_growth_steps: the number of finite steps in a row after which the scale grows.
-        **rules: `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and `max_scale`, as in
-            `LossScaleOptimizer`.
-
-    Raises:
-        TypeError: an argument is not a number, or a keyword is unknown.
-        ValueError: an argument is out of range.
-    """
-
-    @with_rules
-    def __init__(self, initial_scale: Scalar = 2.0**15, dynamic_growth_steps: Scalar = 2000, **rules: Any):
-        super().__init__()
-        growth_steps: Any = dynamic_growth_steps
-        self._set_rules(initial_scale, Rules(growth_steps, **rules))
-
-    def _set_rules(self, initial_scale: Any, rules: Rules) -> None:
-        self.rules: Rules = rules.checked()
-        self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
-        if self.rules.max_scale is not None and self.initial_scale > self.rules.max_scale:
-            raise ValueError(
-                f"`initial_scale` must not be above `max_scale`, but got: {self.initial_scale!r} and "
-                f"{self.rules.max_scale!r}."
-            )
-        self._create_variables()
-
-    def _create_variables(self) -> None:
-        # Reading these attributes creates their variables.
-        _ = self.current_loss_scale, self.good_steps, self.bad_steps
-
-    # `current_loss_scale` and `good_steps` have the same names as in TensorFlow, so that checkpoints are compatible.
-
-    @property
-    def current_loss_scale(self) -> tf.Variable:
-        """The current scale, as a float32 scalar variable."""
-        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
-
-    good_steps: Any = LazyVariable(0, tf.int64)
-    """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
-
-    @property
-    def bad_steps(self) -> tf.Variable | None:
-        """The number of overflows counted towards `hysteresis`, an int64 variable, or None if `hysteresis` is 1."""
-        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
-
-    # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
-    counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
-    growth_steps: Any = property(
-        lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
-    )
-    multiplier: Any = property(lambda self: self.rules.growth_factor, lambda self, value: self._multiply_by(value))
-
-    def _multiply_by(self, factor: Any) -> None:
-        factor = errors.positive_number("multiplier", factor, "The usual value is 2.")
-        self._change_rules(growth_factor=factor, backoff_factor=1 / factor)
-
-    def _change_rules(self, **changes: Any) -> None:
-        self.rules = dataclasses.replace(self.rules, **changes).checked()
-
-    def __call__(self) -> tf.Tensor:
-        return tf.convert_to_tensor(self.current_loss_scale)
-
-    def move(self, applied: tf.Tensor) -> list[Any]:
-        scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
-        after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # A scale that was restored as infinity or NaN makes every gradient non-finite. It recovers after one step.
-        moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
-        assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
-        if bad_steps is not None:
-            assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
-        return assigned
-
-    def _counts(self) -> dict[str, Any]:
-        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counts()}
-
-    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
-        assign(self.current_loss_scale, self.in_range(scale))
-
-    def in_range(self, loaded: float) -> float:
-        """Return a loaded scale, clipped to the range of the rules. Log a warning if it is outside of the range.
-
-        >>> DynamicLossScale(8.0).in_range(0.5)
-        1.0
-
-        Args:
-            loaded: any number.
-
-        Returns:
-            A number from `min_scale` (or `initial_scale`, if that is lower) to `max_scale`. If the loaded scale is
-            infinite or NaN, the result is `initial_scale`.
-        """
-        low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
-        low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
-        fitting = min(max(loaded, low), high) if math.isfinite(loaded) else self.initial_scale
-        if fitting != loaded:
-            logging.warning(
-                "The loss scale that was loaded is %g, but must be a finite number from %g to %g. It is set to %g.",
-                *(loaded, low, high, fitting),
-            )
-        return fitting
 
 
 def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:

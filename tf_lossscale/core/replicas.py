@@ -12,11 +12,7 @@ import tensorflow as tf
 
 
 def several_replicas() -> bool:
-    """Return whether the caller runs on more than one replica.
-
-    >>> several_replicas()
-    False
-    """
+    """Return whether the caller runs on more than one replica."""
     return tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
@@ -25,9 +21,6 @@ def uses_merge_call() -> bool:
 
     A step on a TPU uses no `merge_call`, because all replicas run a single program. The replicas sum the gradients and
     take the same branch in their replica contexts.
-
-    >>> uses_merge_call()
-    False
     """
     if not tf.distribute.has_strategy() or write_independently():
         return False
@@ -39,19 +32,12 @@ def workers_step_alone() -> bool:
     """Return whether the workers share the loss scale, but take steps independently.
 
     If so, one worker may change the loss scale during another worker's step.
-
-    >>> workers_step_alone()
-    False
     """
     return isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy)
 
 
 def several_processes() -> bool:
-    """Return whether other processes take part in the training.
-
-    >>> several_processes()
-    False
-    """
+    """Return whether other processes take part in the training."""
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return workers_step_alone()
@@ -61,41 +47,20 @@ def several_processes() -> bool:
 def write_independently() -> bool:
     """Return whether each replica writes its own copies of the variables, so that a step needs no merge call.
 
-    >>> write_independently()
-    False
-
-    Returns:
-        True under a MirroredStrategy on GPUs, if XLA compiles the function that the replicas run. Otherwise False.
+    This is the case under a MirroredStrategy on GPUs, if XLA compiles the function that the replicas run.
     """
     return tf.distribute.has_strategy() and tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
 def is_missing_copies(variable: tf.Variable) -> bool:
-    """Return whether a variable was created outside the strategy's scope and the replicas need copies of it.
-
-    >>> is_missing_copies(tf.Variable(1.0))
-    False
-
-    Args:
-        variable: a variable of the loss scale or of an optimizer.
-    """
+    """Return whether a variable was created outside the strategy's scope and the replicas need copies of it."""
     if not tf.distribute.has_strategy() or uses_merge_call():
         return False
     return not tf.distribute.get_strategy().extended.variable_created_in_scope(variable)
 
 
 def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Return the scope of the strategy under which a variable was created.
-
-    If there was no strategy, or if any strategy is already in use, return a null context.
-
-    >>> with scope_of(tf.Variable(1.0)):
-    ...     tf.distribute.has_strategy()
-    False
-
-    Args:
-        variable: any variable.
-    """
+    """Return the scope of the strategy under which a variable was created, unless a strategy is already in use."""
     strategy = strategy_of(variable)
     if strategy is None or tf.distribute.has_strategy():
         return contextlib.nullcontext()
@@ -103,25 +68,14 @@ def scope_of(variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
 
 
 def strategy_of(variable: tf.Variable) -> Any:
-    """Return the strategy under which a variable was created. If there was no strategy, return None.
-
-    >>> strategy_of(tf.Variable(1.0)) is None
-    True
-    """
+    """Return the strategy under which a variable was created. If there was no strategy, return None."""
     return getattr(variable, "distribute_strategy", None) or getattr(variable, "_distribute_strategy", None)
 
 
 def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
     """Recreate an optimizer's variables for which `is_missing_copies` is true, and keep their values.
 
-    >>> class Count:
-    ...     steps = None
-    >>> give_copies(Count, ["steps"], [])
-
-    Args:
-        holder: an optimizer.
-        names: the names of the optimizer's attributes. Attributes that are not variables are left alone.
-        listed: the optimizer's list of its variables, in which new variables replace old ones.
+    `listed` is the optimizer's list of its variables, in which new variables replace old ones.
     """
     for name in names:
         old = getattr(holder, name, None)
@@ -137,14 +91,7 @@ def give_copies(holder: Any, names: Iterable[str], listed: list[Any]) -> None:
 
 @contextlib.contextmanager
 def explaining_refused_merge_calls() -> Iterator[None]:
-    """If TensorFlow refuses a `merge_call` in a `with` block, replace its error with one that names a remedy.
-
-    >>> with explaining_refused_merge_calls():
-    ...     pass
-
-    Raises:
-        RuntimeError: TensorFlow refused a `merge_call`.
-    """
+    """If TensorFlow refuses a `merge_call` in a `with` block, replace its error with one that names a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -169,16 +116,7 @@ def _refused_merge_call() -> RuntimeError:
 
 
 def once(function: Callable[[], Any]) -> None:
-    """Call a function once for all replicas, for example to create variables.
-
-    >>> calls = []
-    >>> once(lambda: calls.append(1))
-    >>> calls
-    [1]
-
-    Args:
-        function: a function without arguments, called in the cross-replica context if there is one.
-    """
+    """Call a function once for all replicas, for example to create variables, in the cross-replica context."""
     # Directly inside strategy.scope() there is no replica context, and `context` is None.
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
@@ -212,16 +150,8 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """Temporarily replace distributed variables with this replica's copies, if `write_independently()` is true.
 
-    A write to a distributed variable with an aggregation, such as `iterations`, synchronizes all replicas, which is
-    impossible inside a tf.cond.
-
-    >>> class Count:
-    ...     steps = None
-    >>> with local_copies(lambda: [(Count, "steps")]):
-    ...     pass
-
-    Args:
-        places: a function that returns (object, attribute name) pairs. Each attribute contains a variable.
+    `places` returns an (object, attribute name) pair for each variable. A write to a distributed variable with an
+    aggregation, such as `iterations`, synchronizes all replicas, which is impossible inside a tf.cond.
     """
     return _holding_local_copies(places()) if write_independently() else contextlib.nullcontext()
 
@@ -245,34 +175,17 @@ def _local_copy(variable: Any) -> Any:
 
 
 def replica() -> int:
-    """Return the index of the calling replica. Call this in a replica context.
-
-    >>> replica()
-    0
-    """
+    """Return the index of the calling replica. Call this in a replica context."""
     context: Any = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 @contextlib.contextmanager
 def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
-    """Override attributes of an object temporarily.
+    """Override attributes of an object temporarily, in its `__dict__`.
 
     The threads of several replicas may be in a block for the same attributes at the same time. The last thread to leave
     the block restores the original values.
-
-    >>> class Count:
-    ...     steps = 1
-    >>> count = Count()
-    >>> with overriding(count, steps=2):
-    ...     count.steps
-    2
-    >>> count.steps
-    1
-
-    Args:
-        holder: an object. The values are set in its `__dict__`, without calling `__setattr__`.
-        **attributes: the temporary value of each attribute.
     """
     held = holder.__dict__
     # `with` blocks are counted separately for each set of attributes, so that blocks for different sets can be nested.
@@ -301,14 +214,7 @@ _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
 def not_in_replica_context(method: str) -> ValueError:
-    """Return the error to raise if a step is taken in a cross-replica context.
-
-    >>> str(not_in_replica_context("apply"))[:51]
-    'apply() must be called in a replica context. Call i'
-
-    Args:
-        method: the name of the method that was called, for the message.
-    """
+    """Return the error to raise if a method that takes a step is called in a cross-replica context."""
     return ValueError(
         f"{method}() must be called in a replica context. Call it inside the function that you give to strategy.run(), "
         "not directly under strategy.scope()."
@@ -316,17 +222,7 @@ def not_in_replica_context(method: str) -> ValueError:
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Sum gradients over all replicas. IndexedSlices stay sparse, and None stays None.
-
-    >>> [g.numpy().item() for g in sum_over_replicas([tf.constant(2.0)])]
-    [2.0]
-
-    Args:
-        gradients: this replica's tensors, IndexedSlices or None.
-
-    Returns:
-        A list as long as `gradients`.
-    """
+    """Sum this replica's gradients with those of all other replicas. IndexedSlices stay sparse, and None stays None."""
     if not tf.distribute.has_strategy():
         return gradients
     sums: list[Any] = [None] * len(gradients)
@@ -339,17 +235,7 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
 
 
 def all_reduce(tensors: list[Any]) -> list[Any]:
-    """Sum tensors of one dtype over all replicas. Call this in a replica context.
-
-    >>> [total.numpy().item() for total in all_reduce([tf.constant(2.0)])]
-    [2.0]
-
-    Args:
-        tensors: this replica's tensors or IndexedSlices.
-
-    Returns:
-        A list as long as `tensors`.
-    """
+    """Sum tensors or IndexedSlices of one dtype over all replicas. Call this in a replica context."""
     context: Any = tf.distribute.get_replica_context()
     if tf.compat.v1.executing_eagerly_outside_functions() or not uses_merge_call():
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))

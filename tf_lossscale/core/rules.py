@@ -16,11 +16,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Counts(NamedTuple):
-    """The state of a loss scale: the scale and its two counters.
-
-    >>> Counts(scale=32768.0, good=0, bad=0).scale
-    32768.0
-    """
+    """The state of a loss scale: the scale and its two counters."""
 
     #: The loss scale, as a float32 scalar.
     scale: Any
@@ -126,14 +122,9 @@ class Rules:
         )
 
     def next(self, finite: Any, before: Counts) -> Counts:
-        """Return the state after a step. The same few scalar operations run after finite and non-finite steps.
+        """Return the state after a step, as tensors.
 
-        Args:
-            finite: bool scalar, False if any value of any reduced gradient is infinite or NaN.
-            before: the state that the step started with.
-
-        Returns:
-            The state after the step, as tensors.
+        The same few scalar operations run after finite and non-finite steps.
         """
         scale = tf.convert_to_tensor(before.scale, tf.float32)
         zero = tf.constant(0, tf.int64)
@@ -148,11 +139,7 @@ class Rules:
 
     @property
     def counts_overflows(self) -> bool:
-        """Whether the rules count overflows over several steps, which requires a variable.
-
-        >>> Rules().counts_overflows, Rules(hysteresis=2).counts_overflows
-        (False, True)
-        """
+        """Whether the rules count overflows over several steps, which requires a variable."""
         return self.hysteresis > 1
 
     def _grown(self, scale: tf.Tensor) -> tf.Tensor:
@@ -177,20 +164,7 @@ KEYWORDS = {
 
 
 def with_rules(function: _Function) -> _Function:
-    """Decorate a function that passes its `**rules` to `Rules`, so that its signature shows the keywords.
-
-    >>> @with_rules
-    ... def make(growth_steps, **rules):
-    ...     return Rules(growth_steps, **rules)
-    >>> inspect.signature(make).parameters["hysteresis"].default
-    1
-
-    Args:
-        function: a function whose last parameter is `**rules`.
-
-    Returns:
-        The function itself.
-    """
+    """Decorate a function that passes its `**rules` to `Rules`, so that its signature shows the keywords."""
     *own, rules = inspect.signature(function).parameters.values()
     types = {field.name: field.type for field in dataclasses.fields(Rules)}
     named = [rules.replace(name=n, kind=rules.KEYWORD_ONLY, default=KEYWORDS[n], annotation=types[n]) for n in KEYWORDS]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import do_not_convert
-from tf_lossscale.core.loss_scale import DynamicLossScale
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient

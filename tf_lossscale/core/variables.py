@@ -13,17 +13,7 @@ from tf_lossscale.core.graphs import finished
 
 
 class Variables(tf.Module):
-    """A collection of variables, each of which is created when its name is first used.
-
-    >>> weights = Variables("counts")
-    >>> weights._weight("steps", 0, tf.int64).assign_add(1).numpy().item()
-    1
-    >>> weights._weight("steps", 0, tf.int64).numpy().item()
-    1
-
-    Args:
-        name: the name of the `tf.Module`.
-    """
+    """A collection of variables, each of which is created when its name is first used."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
@@ -43,37 +33,30 @@ class Variables(tf.Module):
         tracked: bool = True,
         aggregation: tf.VariableAggregation | None = None,
     ) -> tf.Variable:
-        """Return the variable with this name in the current graph. Create the variable on the first call.
+        """Return the variable with this name in the current graph.
 
-        Args:
-            name: the variable's name, which is also its name in checkpoints.
-            initial_value: a Python number, or a list of Python numbers.
-            dtype: the variable's dtype. None means the dtype of `initial_value`.
-            tracked: whether checkpoints include the variable.
-            aggregation: if given, each replica writes its own value, and a read outside of the replicas combines the
-                values with this aggregation. By default the variable has the same value on all replicas.
-
-        Returns:
-            A non-trainable variable.
+        Create it on the first call. Checkpoints contain the variable under its name if `tracked` is True. With an
+        `aggregation`, each replica writes its own value, and a read outside of the replicas combines the values. By
+        default the variable has the same value on all replicas.
         """
-        key = _graph_of_variables(), name
-        if self._is_missing(name):
-            made = self._weights.get(key)
+        graph = _graph_of_variables()
+        variable = self._weights.get((graph, name))
+        if variable is None or replicas.is_missing_copies(variable):
             with tf.init_scope():
-                value = initial_value if made is None else made.numpy()
+                value = initial_value if variable is None else variable.numpy()
                 variable = _variable(name, value, dtype, tracked, aggregation)
-            self._weights[key] = variable
+            self._weights[graph, name] = variable
             _announce(variable)
             if tracked:
                 self._track_trackable(variable, name, overwrite=True)
                 self._handle_deferred_dependencies(name=name, trackable=variable)
                 if name not in self._tracked_names:
                     self._tracked_names.append(name)
-        return self._weights[key]
+        return variable
 
     def _is_missing(self, name: str) -> bool:
         """Return whether the variable does not exist yet, or has no copies for the replicas."""
-        made = self._weights.get((_graph_of_variables(), name))
+        made = self._all().get(name)
         return made is None or replicas.is_missing_copies(made)
 
     @property
@@ -101,17 +84,9 @@ class Variables(tf.Module):
 
 
 class LazyVariable(property):
-    """A variable that belongs to a `Variables` object: declared in the class, created when it is first read.
+    """A variable of a `Variables` object: declared in the class, created when it is first read.
 
-    >>> class Counts(Variables):
-    ...     steps = LazyVariable(0, tf.int64)
-    >>> Counts().steps.assign_add(1).numpy().item()
-    1
-
-    Args:
-        initial_value: a Python number, or a list of Python numbers.
-        dtype: the variable's dtype.
-        **options: `tracked` and `aggregation`, as in `Variables._weight`.
+    The arguments are those of `Variables._weight`.
     """
 
     def __init__(self, initial_value: Any, dtype: tf.DType, **options: Any):
@@ -129,16 +104,6 @@ def tell_of_new(listener: Callable[[Any], Any]) -> None:
     """Call a function with each variable that `Variables` objects have created or will create in TF1 graphs.
 
     A library with its own session, such as Keras 2, must know these variables in order to initialize them.
-
-    >>> told = []
-    >>> tell_of_new(told.append)
-    >>> with tf.Graph().as_default():
-    ...     _ = Variables("counts")._weight("steps", 0, tf.int64)
-    >>> told[-1].name
-    'steps:0'
-
-    Args:
-        listener: the function, which takes a variable.
     """
     _listeners.append(listener)
     for variable in [each() for each in _in_legacy_graphs]:
@@ -155,33 +120,17 @@ def _announce(variable: Any) -> None:
 
 
 def value_or_zero(variable: tf.Variable) -> tf.Tensor:
-    """Return a variable's value. If the variable is in a TF1 graph and was not initialized, return zeros.
-
-    >>> value_or_zero(tf.Variable(3)).numpy().item()
-    3
-
-    Args:
-        variable: a variable that checkpoints do not contain.
-    """
+    """Return a variable's value. If the variable is in a TF1 graph and was not initialized, return zeros."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return tf.convert_to_tensor(variable)
     return tf.cond(variable.is_initialized(), variable.read_value, lambda: tf.zeros(variable.shape, variable.dtype))
 
 
 def add(variable: tf.Variable, number: int) -> Any:
-    """Add a number to a variable. If the variable is in a TF1 graph and was not initialized, start at 0.
+    """Add a number to a variable.
 
-    >>> variable = tf.Variable(3)
-    >>> _ = add(variable, 1)
-    >>> variable.numpy().item()
-    4
-
-    Args:
-        variable: a scalar variable that checkpoints do not contain.
-        number: the number to add. Adding 0 does nothing, except that it initializes a variable in a TF1 graph.
-
-    Returns:
-        In a graph, the result of `assign`.
+    If the variable is in a TF1 graph and was not initialized, start at 0. Adding 0 does nothing, except that it
+    initializes a variable in a TF1 graph.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return variable.assign(value_or_zero(variable) + number)
@@ -192,20 +141,9 @@ def add(variable: tf.Variable, number: int) -> Any:
 
 
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
-    """Change variables unless a condition is true.
+    """Run `change`, which returns the results of `assign`, unless `fine` is True.
 
-    >>> variable = tf.Variable(3)
-    >>> unless(tf.constant(False), lambda: variable.assign(4))
-    []
-    >>> variable.numpy().item()
-    4
-
-    Args:
-        fine: a bool scalar; `change` runs if it is False.
-        change: a function that assigns to variables, and returns the results of `assign`.
-
-    Returns:
-        The operations that a session has to run in a TF1 graph.
+    Return the operations for a session to run.
     """
     if tf.executing_eagerly():
         if not fine:
@@ -215,14 +153,7 @@ def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:
 
 
 def as_number(variable: Any) -> Any:
-    """Return a variable's value as a Python number, or as a list of numbers, in eager mode.
-
-    >>> as_number(tf.Variable(3))
-    3
-
-    Args:
-        variable: a variable or tensor.
-    """
+    """Return a variable's value as a Python number, or as a list of numbers, in eager mode."""
     return tf.convert_to_tensor(variable).numpy().tolist()
 
 

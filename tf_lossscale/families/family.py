@@ -289,11 +289,7 @@ _applying = _Applying()
 
 @contextlib.contextmanager
 def already_summed() -> Iterator[None]:
-    """In a `with` block, the functions that `sum_unless_already` installed return gradients as they are.
-
-    >>> with already_summed():
-    ...     pass
-    """
+    """In a `with` block, the functions that `sum_unless_already` installed return gradients as they are."""
     _applying.depth += 1
     try:
         yield
@@ -304,20 +300,7 @@ def already_summed() -> Iterator[None]:
 def sum_unless_already(optimizer: Any, *methods: str) -> None:
     """Install methods on an optimizer that sum gradients over the replicas, except in an `already_summed` block.
 
-    >>> class Optimizer:
-    ...     def summed(self, pairs):
-    ...         return [(2 * g, v) for g, v in pairs]
-    >>> optimizer = Optimizer()
-    >>> sum_unless_already(optimizer, "summed")
-    >>> with already_summed():
-    ...     optimizer.summed([(1, "weight")])
-    [(1, 'weight')]
-    >>> optimizer.summed([(1, "weight")])
-    [(2, 'weight')]
-
-    Args:
-        optimizer: the optimizer. The methods are set in its `__dict__`.
-        *methods: the names of methods of its class. Each takes and returns (gradient, variable) pairs.
+    They replace methods of its class that take and return (gradient, variable) pairs.
     """
     for method in methods:
         optimizer.__dict__.setdefault(method, _SumUnlessAlready(optimizer, method))
@@ -334,18 +317,7 @@ class _SumUnlessAlready:
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
-    """Raise an error if a family class lacks methods that its optimizers need.
-
-    >>> require_answers(Family, [], "optimizers of class SGD")
-
-    Args:
-        family: the family class.
-        missing: the names of methods that the class does not define.
-        optimizers: a description of the optimizers that need the methods, for the error message.
-
-    Raises:
-        TypeError: `missing` is not empty.
-    """
+    """Raise a TypeError if a family class does not define all methods that its optimizers need."""
     if missing:
         raise TypeError(
             f"{family.__name__} must define {' and '.join(f'{name}()' for name in sorted(missing))} for "

@@ -62,21 +62,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
 
 
 def wrapper_class(family: Any) -> type:
-    """Create the LossScaleOptimizer class that wraps a family's optimizers.
-
-    >>> class Optimizer: pass
-    >>> class OptimizerFamily(Family):
-    ...     optimizer_class = Optimizer
-    ...     wrapper_bases = (Optimizer,)
-    >>> issubclass(wrapper_class(OptimizerFamily), Optimizer)
-    True
-
-    Args:
-        family: a class derived from `Family`.
-
-    Returns:
-        A subclass of `LossScaleOptimizer` and of the family's `wrapper_bases`.
-    """
+    """Return the class of the wrappers for a family's optimizers."""
     bases: list[type] = [LossScaleOptimizer, *family.wrapper_bases]
     trackable = tf.__internal__.tracking.Trackable
     if issubclass(family.optimizer_class, trackable):

@@ -52,17 +52,7 @@ _FAMILIES = [
 
 
 def wrapper_class_of(optimizer: Any) -> type | None:
-    """Return the wrapper class for an optimizer. If the optimizer belongs to no known family, return None.
-
-    >>> wrapper_class_of(3) is None
-    True
-
-    Args:
-        optimizer: any object.
-
-    Returns:
-        A subclass of `tf_lossscale.LossScaleOptimizer`.
-    """
+    """Return the wrapper class for an optimizer. If the optimizer belongs to no known family, return None."""
     for base in type(optimizer).__mro__:
         if base in REGISTERED:
             return REGISTERED[base]
@@ -74,20 +64,7 @@ def wrapper_class_of(optimizer: Any) -> type | None:
 
 
 def family_of(optimizer: Any) -> Any:
-    """Return an optimizer's `Family` object. If the optimizer belongs to no known family, return None.
-
-    >>> import tensorflow as tf
-    >>> type(family_of(tf.keras.optimizers.SGD(0.5))).__module__
-    'tf_lossscale.families.keras3'
-    >>> family_of(3) is None
-    True
-
-    Args:
-        optimizer: any object.
-
-    Returns:
-        An instance of a subclass of `Family`.
-    """
+    """Return an optimizer's `Family` object. If the optimizer belongs to no known family, return None."""
     wrapper_class: Any = wrapper_class_of(optimizer)
     return None if wrapper_class is None else wrapper_class._family_class(optimizer)
 
@@ -97,29 +74,12 @@ REGISTERED: dict[type, type] = {}
 
 
 def wrapper_class_in(adapter: str) -> type:
-    """Import an adapter module and return its wrapper class.
-
-    >>> wrapper_class_in("keras3").__name__
-    'LossScaleOptimizer'
-
-    Args:
-        adapter: the name of a module in `families/`, for example "keras3".
-
-    Returns:
-        A subclass of `tf_lossscale.LossScaleOptimizer`.
-    """
+    """Import an adapter, a module in `families/` such as "keras3", and return its wrapper class."""
     return importlib.import_module(f"tf_lossscale.families.{adapter}").LossScaleOptimizer
 
 
 def library_in(module: str) -> str:
-    """Return the library that a module belongs to: "keras" is Keras 3, and "tf_keras" is Keras 2.
-
-    >>> library_in("keras.src.optimizers"), library_in("tf_keras"), library_in("sonnet.optimizers")
-    ('keras', 'tf_keras', 'sonnet')
-
-    Args:
-        module: the dotted name of the module.
-    """
+    """Return the library that a module belongs to: "keras" is Keras 3, and "tf_keras" is Keras 2."""
     package = module.partition(".")[0]
     if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
         # If the `keras` package is Keras 2, the adapters derive from that package's classes. They then cannot wrap
@@ -129,34 +89,15 @@ def library_in(module: str) -> str:
 
 
 def wrapper_classes_of(library: str) -> list[type]:
-    """Return the wrapper class of each optimizer family in a library.
-
-    >>> len(wrapper_classes_of("tf_keras"))
-    2
-
-    Args:
-        library: a name that `library_in` returns.
-
-    Returns:
-        Subclasses of `tf_lossscale.LossScaleOptimizer`.
-    """
+    """Return the wrapper class of each optimizer family in a library."""
     return [wrapper_class_in(row.adapter) for row in _FAMILIES if row.library == library]
 
 
 def wrapper_class_of_config(config: dict[str, Any]) -> type:
     """Return the wrapper class for a serialized optimizer.
 
-    The optimizer's family is recognized by its module, or by config keys that only one family writes.
-
-    >>> wrapper_class_of_config({"config": {"is_legacy_optimizer": False}}).__module__
-    'tf_lossscale.families.tf_keras'
-
-    Args:
-        config: a serialized optimizer. If several families could have written it, the `tf.keras.optimizers` family is
-            chosen.
-
-    Returns:
-        A subclass of `tf_lossscale.LossScaleOptimizer`.
+    The family is recognized by the optimizer's module, or by config keys that only one family writes. If several
+    families could have written the config, it is the family of `tf.keras.optimizers`.
     """
     module, keys = str(config.get("module")), config.get("config", {})
     writers = [row.adapter for row in _FAMILIES if row.wrote(module, keys)]
@@ -164,11 +105,7 @@ def wrapper_class_of_config(config: dict[str, Any]) -> type:
 
 
 def keras_of_tensorflow() -> str:
-    """Return which library `tf.keras` refers to: "keras" (Keras 3) or "tf_keras" (Keras 2).
-
-    >>> keras_of_tensorflow()
-    'keras'
-    """
+    """Return which library `tf.keras` refers to: "keras" (Keras 3) or "tf_keras" (Keras 2)."""
     import tensorflow as tf
 
     return library_in(tf.keras.optimizers.Optimizer.__module__)
@@ -193,19 +130,7 @@ _SCALING_PACKAGES = ("tf_lossscale.wrapper.", "keras.", "tf_keras.", "tensorflow
 
 
 def require_wrapper_class(inner_optimizer: Any) -> Any:
-    """Return the wrapper class of an optimizer's family.
-
-    >>> import tensorflow as tf
-    >>> require_wrapper_class(tf.keras.optimizers.SGD()).__module__
-    'tf_lossscale.families.keras3'
-
-    Args:
-        inner_optimizer: the optimizer to wrap.
-
-    Raises:
-        NotWrappable: the optimizer belongs to no known family, or is itself a LossScaleOptimizer.
-        ValueError: the optimizer already has a wrapper.
-    """
+    """Return the wrapper class of an optimizer's family. Raise an error if it has none, or has a wrapper already."""
     if scales_losses(inner_optimizer):
         cls = type(inner_optimizer)
         raise errors.NotWrappable(
@@ -253,27 +178,14 @@ def _instead_of_wrapping(wrapper: Any) -> str:
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Return whether an optimizer is a LossScaleOptimizer from this package or from another library.
-
-    >>> import tensorflow as tf
-    >>> scales_losses(tf.keras.optimizers.SGD())
-    False
-
-    Args:
-        optimizer: any object.
-    """
+    """Return whether an optimizer is a LossScaleOptimizer from this package or from another library."""
     return is_scaling(type(optimizer))
 
 
 def is_scaling(cls: Any) -> bool:
     """Return whether a class is, or derives from, a LossScaleOptimizer from this package or from another library.
 
-    >>> class MyLossScaleOptimizer: pass
-    >>> is_scaling(MyLossScaleOptimizer)
-    False
-
-    Args:
-        cls: any class. The names of its base classes are compared, so that no library needs to be imported.
+    The names of its base classes are compared, so that no library needs to be imported.
     """
     return any(
         base.__name__ in _SCALING and base.__module__.startswith(_SCALING_PACKAGES)
@@ -283,20 +195,7 @@ def is_scaling(cls: Any) -> bool:
 
 @functools.cache
 def combined(cls: Any, wrapper_class: Any) -> Any:
-    """Return a class that derives from both the user's class and a family's wrapper class.
-
-    >>> class Mine: pass
-    >>> class Wrapper: pass
-    >>> combined(Mine, Wrapper).__mro__[:3] == (combined(Mine, Wrapper), Mine, Wrapper)
-    True
-
-    Args:
-        cls: LossScaleOptimizer, or a user's class derived from it.
-        wrapper_class: a family's wrapper class.
-
-    Returns:
-        A new class, or `wrapper_class` itself if it already derives from `cls`.
-    """
+    """Return a class that derives from both the user's class and a family's wrapper class."""
     if cls in wrapper_class.__mro__:
         return wrapper_class
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
@@ -304,42 +203,17 @@ def combined(cls: Any, wrapper_class: Any) -> Any:
 
 
 def mark(wrapper: Any) -> None:
-    """Record that an optimizer is wrapped. The record lasts as long as the wrapper is alive.
-
-    >>> class Wrapper:
-    ...     _optimizer = "SGD"
-    >>> wrapper = Wrapper()
-    >>> mark(wrapper)
-    >>> is_wrapped(Wrapper._optimizer)
-    True
-    >>> del wrapper
-    >>> is_wrapped(Wrapper._optimizer)
-    False
-
-    Args:
-        wrapper: a LossScaleOptimizer, or a shallow copy of one.
-    """
+    """Record that an optimizer is wrapped. The record lasts as long as the wrapper is alive."""
     _wrappers.add(wrapper)
 
 
 def is_wrapped(inner_optimizer: Any) -> bool:
-    """Return whether an optimizer has a wrapper that is still alive.
-
-    >>> is_wrapped(3)
-    False
-    """
+    """Return whether an optimizer has a wrapper that is still alive."""
     return any(wrapper._optimizer is inner_optimizer for wrapper in _wrappers)
 
 
 def release(inner_optimizer: Any) -> None:
-    """Forget an optimizer's wrapper, so that the optimizer can be wrapped again.
-
-    >>> class Optimizer: pass
-    >>> release(Optimizer())
-
-    Args:
-        inner_optimizer: any optimizer, wrapped or not.
-    """
+    """Forget an optimizer's wrapper, so that the optimizer can be wrapped again."""
     for wrapper in list(_wrappers):
         if wrapper._optimizer is inner_optimizer:
             _wrappers.discard(wrapper)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import dynamic
 from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules
@@ -80,7 +81,7 @@ class FixedLossScaleManager(LossScaleManager):
         return tf.no_op()
 
 
-class ExponentialUpdateLossScaleManager(LossScaleManager, core.DynamicLossScale):
+class ExponentialUpdateLossScaleManager(LossScaleManager, dynamic.DynamicLossScale):
     """A manager that raises the loss scale after a number of finite steps, and lowers it after a number of overflows.
 
     The overflows need not be consecutive. A subclass may read and assign the private attributes of TensorFlow's class:

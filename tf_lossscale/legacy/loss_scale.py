@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import tensorflow as tf
 
+from tf_lossscale.core import dynamic, replicas
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import loss_scale as core
-from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.variables import as_number
@@ -153,7 +153,7 @@ class FixedLossScale(LossScale, core.FixedLossScale):
         return f"FixedLossScale({self.initial_scale})"
 
 
-class DynamicLossScale(LossScale, core.DynamicLossScale):
+class DynamicLossScale(LossScale, dynamic.DynamicLossScale):
     """A loss scale that is multiplied by a factor after a number of finite steps, and divided by it after an overflow.
 
     >>> scale = DynamicLossScale(initial_loss_scale=64, increment_period=1)
@@ -222,7 +222,7 @@ class DynamicLossScale(LossScale, core.DynamicLossScale):
         return self._num_good_steps
 
     def __call__(self) -> tf.Tensor:
-        return core.DynamicLossScale.__call__(self)
+        return dynamic.DynamicLossScale.__call__(self)
 
     @do_not_convert
     def update(self, grads: Iterable[Gradient]) -> tuple[tf.Operation | None, tf.Tensor | bool]:
@@ -278,10 +278,10 @@ class _DividingRules(Rules):
         return tf.maximum(lower, self.min_scale)
 
 
-def move_after(finite: tf.Tensor, scale: core.DynamicLossScale) -> tf.Tensor | None:
+def move_after(finite: tf.Tensor, scale: dynamic.DynamicLossScale) -> tf.Tensor | None:
     """Change a scale by its rules, as the old `update` methods do.
 
-    >>> scale = core.DynamicLossScale(8.0)
+    >>> scale = dynamic.DynamicLossScale(8.0)
     >>> move_after(tf.constant(False), scale)
     >>> scale().numpy().item()
     4.0
@@ -295,7 +295,7 @@ def move_after(finite: tf.Tensor, scale: core.DynamicLossScale) -> tf.Tensor | N
     """
     # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
     with tf.control_dependencies(operations(finite)):
-        moved = core.DynamicLossScale.move(scale, finite)
+        moved = dynamic.DynamicLossScale.move(scale, finite)
     return None if tf.executing_eagerly() else finished(moved)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale import errors
+from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import operations
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.diagnosis.exponents import EVERY, Exponents
 from tf_lossscale.diagnosis.overflow import Diagnosis
@@ -20,25 +21,9 @@ DEFAULT_SCALE = 2.0**15
 def loss_scale(
     dynamic: Any, initial_scale: Any, growth_steps: Any, skip_nonfinite: Any, given: Any, **rules: Any
 ) -> LossScale:
-    """Create the loss scale that the arguments describe, or return `given` as a loss scale.
+    """Create the loss scale that the constructor's arguments describe, or return `given` as a loss scale.
 
-    >>> loss_scale(False, 8, None, None, None)().numpy().item()
-    8.0
-
-    Args:
-        dynamic: whether the scale changes during training.
-        initial_scale: a finite number above 0, or None for the default.
-        growth_steps: the number of finite steps in a row after which the scale grows, or None for the default.
-        skip_nonfinite: whether a step with a non-finite gradient is skipped, or None for the default.
-        given: the `loss_scale` argument. Unless it is None, all other arguments must have their defaults.
-        **rules: the other fields of `Rules`, such as `growth_factor`.
-
-    Returns:
-        A loss scale.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: a value is out of range, or contradicts another argument.
+    None means that an argument was not passed. Raise an error if a value is out of range or contradicts another one.
     """
     errors.boolean("dynamic", dynamic, _instead_of(dynamic, initial_scale, growth_steps))
     if skip_nonfinite is not None:
@@ -104,22 +89,11 @@ def _given(given: Any, alone: bool) -> LossScale:
 
 
 def as_loss_scale(value: Any) -> LossScale | None:
-    """Convert an object to a loss scale. Return None if the object cannot be used as one.
+    """Convert an object to a loss scale.
 
-    >>> class Constant:
-    ...     def __call__(self):
-    ...         return tf.constant(4.0)
-    ...     def update(self, grads):
-    ...         return None, True
-    >>> as_loss_scale(Constant())().numpy().item()
-    4.0
-    >>> as_loss_scale(1024) is None
-    True
-
-    Args:
-        value: a LossScale, an object whose `as_loss_scale` method returns one, or a callable that returns the scale and
-            has an `update(grads)` method. The method changes the scale. It returns an operation (None in eager mode),
-            and whether to apply the gradients.
+    Return None if the object cannot be used as one. The object is a LossScale, has a method `as_loss_scale` that
+    returns one, or is a callable that returns the scale and has a method `update(grads)`. That method changes the
+    scale, and returns an operation (None in eager mode) and whether to apply the gradients.
     """
     if isinstance(value, type):
         return None
@@ -145,52 +119,20 @@ class _Adopted(LossScale):
 
 
 def decision_of(updated: tuple[Any, Any]) -> tf.Tensor:
-    """Return whether to apply a step, after an old loss scale has changed.
-
-    >>> bool(decision_of((None, True)))
-    True
-
-    Args:
-        updated: the result of the old loss scale's `update`: an operation (None in eager mode), and whether to apply.
-    """
+    """Return whether to apply a step, from the result of an old loss scale's `update`, after the scale has changed."""
     update, apply = updated
     with tf.control_dependencies(operations(update)):
         return tf.identity(tf.convert_to_tensor(apply))
 
 
 def refuse_old_names(kwargs: dict[str, Any]) -> None:
-    """Raise an error for the former name of `loss_scale`.
-
-    >>> refuse_old_names({"clipnorm": 1.0})
-
-    Args:
-        kwargs: the remaining keyword arguments of the constructor.
-
-    Raises:
-        TypeError: `loss_scale_manager` is one of them.
-    """
+    """Raise a TypeError for `loss_scale_manager`, the former name of `loss_scale`."""
     if "loss_scale_manager" in kwargs:
         raise TypeError("LossScaleOptimizer() has no argument `loss_scale_manager`. Its name is `loss_scale` now.")
 
 
 def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnosis | None, Exponents | None]:
-    """Create the diagnostics: a recorder of overflows, and a counter of gradients by exponent.
-
-    A diagnostic that is not requested is None.
-
-    >>> diagnosis("exponents", 10, FixedLossScale(8))[1].every
-    10
-
-    Args:
-        diagnose: False, True to record overflows, or "exponents" to count gradients by exponent.
-        every: the number of steps from one count of gradients to the next.
-        loss_scale: the optimizer's loss scale.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; or `diagnose` is True, but the loss scale does not check gradients
-            because it never skips a step.
-    """
+    """Create the recorder of overflows and the counter of gradients by exponent. One that is not requested is None."""
     if not isinstance(diagnose, (bool, str)) or (isinstance(diagnose, str) and diagnose != "exponents"):
         raise (ValueError if isinstance(diagnose, str) else TypeError)(
             '"diagnose" argument to LossScaleOptimizer.__init__ must be False, True or "exponents", but got: '
@@ -215,17 +157,7 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
 
 
 def require_jit_compile(jit_compile: Any) -> None:
-    """Raise an error unless `jit_compile` is a bool that can be honoured.
-
-    >>> require_jit_compile(False)
-
-    Args:
-        jit_compile: whether XLA compiles the optimizer's step.
-
-    Raises:
-        TypeError: `jit_compile` is not a bool.
-        ValueError: `jit_compile` is True in a TF1 graph.
-    """
+    """Raise an error unless `jit_compile` is a bool that can be honoured."""
     compiles = errors.boolean("jit_compile", jit_compile, "Pass True to have XLA compile the step.")
     if compiles and not tf.compat.v1.executing_eagerly_outside_functions():
         raise ValueError(
@@ -265,20 +197,7 @@ CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def take_name(given: dict[str, Any]) -> str | None:
-    """Remove the `name` argument from a dict of keyword arguments, and return its value.
-
-    >>> take_name({"name": "scaled", "clipnorm": 1.0})
-    'scaled'
-
-    Args:
-        given: the keyword arguments of a constructor. The `name` key is removed.
-
-    Returns:
-        The name. If the dict has no name, the result is None.
-
-    Raises:
-        TypeError: the name is not a string.
-    """
+    """Remove the `name` argument from the constructor's keyword arguments, and return its value, or None."""
     name = given.pop("name", None)
     if name is not None and not isinstance(name, str):
         raise TypeError(f"`name` must be a string, but got: {name!r} of type {type(name).__name__}.")
@@ -286,24 +205,10 @@ def take_name(given: dict[str, Any]) -> str | None:
 
 
 def checked(inner: Any, given: dict[str, Any], supported: tuple[str, ...]) -> dict[str, Any]:
-    """Check the options for a Keras optimizer, and return the options to set on the inner optimizer.
+    """Check the options for a Keras optimizer, and return those whose values differ from their defaults.
 
-    >>> import tensorflow as tf
-    >>> checked(tf.keras.optimizers.SGD(), {"clipnorm": 1.0, "use_ema": False}, ("clipnorm", "use_ema"))
-    {'clipnorm': 1.0}
-
-    Args:
-        inner: the inner optimizer.
-        given: the keyword arguments that the caller passed.
-        supported: the names of the options that the optimizer's family supports.
-
-    Returns:
-        A dict of the options whose values differ from their defaults.
-
-    Raises:
-        TypeError: a name is not one of Keras's options.
-        ValueError: the family does not support an option, the optimizer already has a different value for the option,
-            or more than one option that clips gradients is set.
+    `supported` contains the names of the options that the optimizer's family supports. Raise an error if an option is
+    unknown, is not supported, or contradicts the inner optimizer.
     """
     for name in given:
         if name not in DEFAULTS:

@@ -33,10 +33,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import ancestors
 from tf_lossscale.core.loss_scale import FixedLossScale
+from tf_lossscale.wrapper.marks import Mark, have_been_unscaled, is_marked, marks_of
 
-_MARK = "_marked_by_tf_lossscale"
 _FACTORS = "_factors_of_tf_lossscale"
 # Maps each method to whether a following `apply_gradients`, or an `apply` that takes both kinds, gets scaled gradients.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False, "inside": False}
@@ -46,35 +45,6 @@ _TWO_WAYS_OUT = (
     "always divides them by the loss scale; or call get_unscaled_gradients(gradients) right before apply_gradients() "
     "and pass its result as it is."
 )
-
-
-def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
-    """Mark losses or gradients as multiplied by a loss scale, or as divided by it.
-
-    >>> loss, scale = tf.constant(1.0), tf.Module()
-    >>> mark(loss, scale, True)
-    >>> is_marked(loss, scale), is_marked(loss, tf.Module()), is_marked(tf.constant(1.0), scale)
-    (True, None, None)
-
-    Args:
-        tensors: a nested structure of tensors and IndexedSlices. Other objects in it are not marked.
-        loss_scale: the loss scale.
-        scaled: whether they are scaled.
-    """
-    for tensor in tf.nest.flatten(tensors):
-        if isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
-            setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
-
-
-def is_marked(tensor: Any, loss_scale: Any = None) -> bool | None:
-    """Return whether a tensor is marked as scaled (True) or unscaled (False), or None if it is not marked.
-
-    Args:
-        tensor: any object.
-        loss_scale: if given, marks of other loss scales do not count.
-    """
-    reference, scaled = getattr(tensor, _MARK, (None, None))
-    return scaled if loss_scale is None or (reference and reference() is loss_scale) else None
 
 
 class _Eager:
@@ -111,18 +81,7 @@ class Decision(NamedTuple):
 
 
 class Contract:
-    """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients.
-
-    >>> contract, scale = Contract(), tf.Module()
-    >>> contract.called("scale_loss")
-    >>> decision = contract.decide([tf.constant(8.0)], scale)
-    >>> decision.scaled
-    True
-    >>> contract.record(decision)
-    >>> contract.called("get_unscaled_gradients")
-    >>> contract.decide([tf.constant(2.0)], scale).scaled
-    False
-    """
+    """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -136,11 +95,9 @@ class Contract:
     # The calls. -------------------------------------------------------------------------------------------------
 
     def called(self, method: str, factor: tf.Tensor | None = None) -> None:
-        """Record a call.
+        """Record a call to a method, which multiplied a loss by `factor`.
 
-        Args:
-            method: "scale_loss", "get_scaled_loss", "get_unscaled_gradients", or "inside" for `scale_inside`.
-            factor: the factor by which the method multiplied a loss.
+        The method "inside" stands for `scale_inside`.
         """
         with self._lock:
             self._ever.add(method)
@@ -156,11 +113,7 @@ class Contract:
                 _latest.set(place, self, method)
 
     def record(self, decision: Decision) -> None:
-        """Record an update. A step that raised an error is not recorded, so it can be repeated.
-
-        Args:
-            decision: the decision for the update.
-        """
+        """Record an update. A step that raised an error is not recorded, so it can be repeated."""
         with self._lock:
             for call in self._calls_in(decision.places):
                 call.followed_in.add(threading.current_thread())
@@ -170,11 +123,7 @@ class Contract:
             _check_at_each_call(weakref.ref(self), decision)
 
     def factor(self, current: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Return the factor by which to divide gradients: the one that multiplied their loss, if it is known.
-
-        Args:
-            current: a function that returns the current factor.
-        """
+        """Return the factor that multiplied the loss of the gradients. If it is unknown, return `current()`."""
         with self._lock:
             place, thread = _places()[0], threading.current_thread()
             call = self._calls.get(weakref.ref(place), {}).get(thread)
@@ -186,15 +135,7 @@ class Contract:
             return known if place is not _EAGER or replicas.workers_step_alone() or alone else current()
 
     def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
-        """Raise an error if a gradient was already divided by this loss scale.
-
-        Args:
-            gradients: tensors, IndexedSlices or None.
-            loss_scale: the loss scale by which the gradients are about to be divided.
-
-        Raises:
-            RuntimeError: `get_unscaled_gradients` returned a gradient, or `scale_inside` has unscaled it.
-        """
+        """Raise an error if a gradient was already divided by this loss scale."""
         present = [gradient for gradient in gradients if gradient is not None]
         marks, place = [is_marked(gradient, loss_scale) for gradient in present], _places()[0]
         with self._lock:
@@ -202,7 +143,7 @@ class Contract:
         factor = None
         if place is not _EAGER and call is not None and call.method == "get_unscaled_gradients":
             factor = call.factor()
-        if False in marks or _have_been_unscaled(present, loss_scale, factor):
+        if False in marks or have_been_unscaled(present, loss_scale, factor):
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
                 "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
@@ -231,15 +172,9 @@ class Contract:
     def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled.
 
-        Args:
-            gradients: tensors, IndexedSlices or None.
-            loss_scale: the optimizer's loss scale.
-
-        Raises:
-            RuntimeError: the calls so far do not determine whether the gradients are scaled, or a gradient is scaled by
-                another loss scale.
+        Raise an error if that is unclear, or if a gradient is scaled by another loss scale.
         """
-        marks = _marks(gradients, loss_scale)
+        marks = marks_of(gradients, loss_scale)
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         needed = ("get_scaled_loss", "get_unscaled_gradients")
         called = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
@@ -262,16 +197,9 @@ class Contract:
     def decide_for_apply(self, gradients: Iterable[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled.
 
-        Args:
-            gradients: tensors, IndexedSlices or None.
-            loss_scale: the optimizer's loss scale.
-            may_be_unscaled: whether this optimizer family's `apply` also accepts unscaled gradients.
-
-        Raises:
-            RuntimeError: `may_be_unscaled` is False and the gradients are unscaled, or it is True and the calls so far
-                do not determine whether the gradients are scaled.
+        Unscaled ones raise an error unless `may_be_unscaled`.
         """
-        marks = _marks(gradients, loss_scale)
+        marks = marks_of(gradients, loss_scale)
         if may_be_unscaled:
             decision = self._decide(marks, _APPLY, otherwise=True)
         else:
@@ -285,7 +213,7 @@ class Contract:
             )
         return decision
 
-    def _decide(self, marks: set[_Mark], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
+    def _decide(self, marks: set[Mark], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
         places, scaled = _places(), {mark.scaled for mark in marks}
         answers, here = {each for each in scaled if each is not None}, True
         if None in scaled or not scaled:
@@ -358,11 +286,7 @@ class Contract:
             )
 
     def contradicts(self, decision: Decision) -> bool:
-        """Return whether calls that no update has followed contradict the decision for a traced function.
-
-        Args:
-            decision: the decision that was made when the function was traced.
-        """
+        """Return whether calls that no update has followed contradict the decision for a traced function."""
         with self._lock:
             methods = {call.method for call in self._unused_calls([])}
         answers = {scaled for method, scaled in (decision.from_elsewhere or {}).items() if method in methods}
@@ -435,101 +359,10 @@ class _Latest(threading.local):
 _latest = _Latest()
 
 
-def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise an error if a loss, or a part of it, was already multiplied by this loss scale.
-
-    Args:
-        loss: a nested structure of tensors, or a function.
-        loss_scale: the loss scale by which the loss is about to be multiplied.
-
-    Raises:
-        RuntimeError: `get_scaled_loss` or `scale_loss` returned the loss.
-    """
-    if any(_is_of_scaled_loss(part, loss_scale) for part in tf.nest.flatten(loss)):
-        raise RuntimeError(
-            "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
-            "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
-        )
-
-
-def _needs_no_calls(marks: set[_Mark], loss_scale: Any) -> bool:
+def _needs_no_calls(marks: set[Mark], loss_scale: Any) -> bool:
     """Return whether another loss scale has unscaled the gradients, or the optimizer only skips steps."""
     is_one = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
-    return is_one or marks == {_Mark(False, False)}
-
-
-#: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
-_KEEPING_THE_SCALE = (
-    "Add",
-    "AddN",
-    "AddV2",
-    "Cast",
-    "Identity",
-    "Mean",
-    "Neg",
-    "Pack",
-    "Reshape",
-    "Squeeze",
-    "Sub",
-    "Sum",
-)
-
-
-def _is_of_scaled_loss(loss: Any, loss_scale: Any) -> bool:
-    """Return whether a loss was scaled, or, in a graph, is a sum, mean or multiple of a loss that was scaled."""
-    mark = is_marked(loss, loss_scale)
-    if mark is not None or tf.executing_eagerly() or not tf.is_tensor(loss):
-        return bool(mark)
-
-    def keeps_the_scale(tensor: tf.Tensor) -> bool:
-        if is_marked(tensor, loss_scale) is not None:
-            return False
-        by_constant = tensor.op.type == "Mul" and any(factor.op.type == "Const" for factor in tensor.op.inputs)
-        return by_constant or tensor.op.type in _KEEPING_THE_SCALE
-
-    return any(is_marked(tensor, loss_scale) for tensor in ancestors(loss, keeps_the_scale))
-
-
-def _have_been_unscaled(gradients: list[Any], loss_scale: Any, factor: Any) -> bool:
-    """Return whether a gradient in a graph was computed from unscaled gradients, and not from a scaled loss since.
-
-    Args:
-        gradients: tensors and IndexedSlices.
-        loss_scale: the optimizer's loss scale.
-        factor: the factor that multiplied the loss, or None if it is unknown.
-    """
-
-    def has_been_unscaled(gradient: Any) -> bool:
-        found = False
-        for tensor in ancestors(gradient, lambda tensor: is_marked(tensor, loss_scale) is not False):
-            # The input of a branch or a loop may have been computed from the factor.
-            if tensor is factor or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
-                return False
-            found = found or is_marked(tensor, loss_scale) is False
-        return found
-
-    return factor is not None and any(map(has_been_unscaled, gradients))
-
-
-class _Mark(NamedTuple):
-    scaled: bool | None
-    #: Whether the gradient is marked by the optimizer's own loss scale.
-    own: bool
-
-
-def _marks(gradients: Iterable[Any], loss_scale: Any) -> set[_Mark]:
-    """Return the different marks of gradients. Raise an error if another loss scale multiplies a gradient."""
-    marks = set()
-    for gradient in gradients:
-        if gradient is not None:
-            reference, scaled = getattr(gradient, _MARK, (None, None))
-            marks.add(_Mark(scaled, reference is not None and reference() is loss_scale))
-    if _Mark(True, False) in marks:
-        raise RuntimeError(
-            "A gradient is multiplied by the loss scale of another LossScaleOptimizer, whose get_unscaled_gradients() "
-            "took it. Pass the result of that call to apply_gradients() instead."
-        )
-    return marks
+    return is_one or marks == {Mark(False, False)}
 
 
 def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> None:

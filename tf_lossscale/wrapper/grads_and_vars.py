@@ -8,26 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.wrapper.contract import is_marked
+from tf_lossscale.wrapper.marks import is_marked
 
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Split (gradient, variable) pairs into a list of gradients and a list of variables.
-
-    >>> unzip([(None, "weight"), (None, "bias")])
-    ([None, None], ['weight', 'bias'])
-
-    Args:
-        grads_and_vars: any iterable of pairs. Gradients that are numbers or arrays are converted to tensors.
-
-    Returns:
-        Two lists of the same length.
-
-    Raises:
-        ValueError: an element is not a pair.
-    """
+    """Split an iterable of (gradient, variable) pairs into two lists. Convert numbers and arrays to tensors."""
     gradients, variables = [], []
     for pair in grads_and_vars:
         if (not isinstance(pair, tuple) and tf.is_tensor(pair)) or len(pair) != 2:
@@ -40,20 +27,7 @@ def unzip(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[An
 
 
 def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
-    """Raise an error if the gradients cannot be applied to the variables.
-
-    >>> require_fitting([tf.constant([1.0]), None], [tf.Variable([2.0]), tf.Variable(3.0)])
-
-    Args:
-        gradients: tensors, IndexedSlices or None.
-        variables: one variable for each gradient.
-
-    Raises:
-        ValueError: the lengths differ, all gradients are None, or a gradient's shape does not match its variable. Also
-            raised if a gradient that overwrites its variable (see `overwrite_with_gradient` in Keras) was divided by
-            the loss scale, or if a variable has copies on several replicas and no strategy is in use.
-        TypeError: a gradient does not have a floating-point dtype, or an element of `variables` is not a variable.
-    """
+    """Raise an error if the gradients cannot be applied to the variables."""
     if len(gradients) != len(variables):
         raise ValueError(
             f"Each variable must have one gradient, but got {len(gradients)} gradients for {len(variables)} variables. "
@@ -118,71 +92,26 @@ def _require_fitting_one(gradient: Any, variable: Any) -> None:
 
 
 def without_none(change: Callable[..., Iterable[Any]], gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """Transform gradients with a function that takes (gradient, variable) pairs and does not accept None.
-
-    >>> without_none(lambda pairs: [(2 * g, v) for g, v in pairs], [None, 3], ["weight", "bias"])
-    [None, 6]
-
-    Args:
-        change: a function that takes (gradient, variable) pairs and returns them in the same order.
-        gradients: the gradients. None is not passed to `change`, and stays None in the result.
-        variables: one variable for each gradient.
-
-    Returns:
-        A list as long as `gradients`.
-    """
+    """Transform gradients with a function of (gradient, variable) pairs that does not accept None. None stays None."""
     changed = iter(change([(g, v) for g, v in zip(gradients, variables) if g is not None]))
     return [None if g is None else next(changed)[0] for g in gradients]
 
 
 def as_list(var_list: Any) -> list[Any]:
-    """Return a single variable or an iterable of variables as a list.
-
-    >>> as_list("weight"), as_list(("weight", "bias"))
-    (['weight'], ['weight', 'bias'])
-
-    Args:
-        var_list: one variable, or any iterable of variables.
-
-    Returns:
-        A new list.
-    """
+    """Return a single variable or an iterable of variables as a list."""
     if isinstance(var_list, (list, tuple)) or (hasattr(var_list, "__iter__") and not _is_one(var_list)):
         return list(var_list)
     return [var_list]
 
 
 def tensors_of(variables: list[Any]) -> list[Any]:
-    """Replace each `keras.Variable` in a list with the `tf.Variable` that it contains, which a gradient tape can watch.
-
-    >>> tensors_of([tf.keras.Variable(1.0)])[0].numpy().item()
-    1.0
-
-    Args:
-        variables: a list of `tf.Variable` and `keras.Variable` objects.
-
-    Returns:
-        A list of the same length.
-    """
+    """Replace each `keras.Variable` in a list with its `tf.Variable`, which a gradient tape can watch."""
     # A `tf.Variable` has a `value` method. A `keras.Variable` has a `value` attribute, which is the `tf.Variable`.
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
 def assign_all(variables: list[Any], values: list[Any]) -> None:
-    """Assign a value to each variable. If any shape is wrong, raise an error and assign nothing.
-
-    >>> weight = tf.Variable([1.0])
-    >>> assign_all([weight], [tf.constant([2.0])])
-    >>> weight.numpy().tolist()
-    [2.0]
-
-    Args:
-        variables: TensorFlow or Keras 3 variables.
-        values: one array for each variable.
-
-    Raises:
-        ValueError: the shapes of an array and its variable differ.
-    """
+    """Assign a value to each variable. If any shape is wrong, raise an error and assign nothing."""
     for variable, value in zip(variables, values):
         if tuple(variable.shape) != tuple(getattr(value, "shape", ())):
             raise ValueError(
@@ -212,14 +141,7 @@ def _is_one(var_list: Any) -> bool:
 
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Return a unique name for each variable, for reports. The name of a `keras.Variable` is its path.
-
-    >>> names_of([tf.Variable(1.0), tf.Variable(2.0), tf.keras.Variable(1.0, name="kernel")])
-    ('Variable', 'Variable_1', 'kernel')
-
-    Args:
-        variables: a list of `tf.Variable` and `keras.Variable` objects.
-    """
+    """Return a unique name for each variable, for reports. The name of a `keras.Variable` is its path."""
     names: list[str] = []
     for variable in variables:
         name = first = getattr(variable, "path", None) or variable.name.split(":")[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.loss_scale import DynamicLossScale
+from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.exponents import Exponents
@@ -44,17 +44,6 @@ def names(optimizer: object) -> tuple[str, ...]:
     """Return the names of an optimizer's hyperparameters other than the learning rate.
 
     A user-defined optimizer class can list its hyperparameters in a `hyperparameter_names` class attribute.
-
-    >>> class MyAdam:
-    ...     hyperparameter_names = ("temperature",)
-    >>> names(MyAdam())
-    ('temperature',)
-
-    Args:
-        optimizer: an optimizer from any library.
-
-    Returns:
-        A tuple of names. It is empty if the optimizer class is not known and has no `hyperparameter_names`.
     """
     own = getattr(optimizer, "hyperparameter_names", None)
     if own is not None:
@@ -66,11 +55,7 @@ def names(optimizer: object) -> tuple[str, ...]:
 
 
 class Parts:
-    """Declares the attributes that every wrapper has. Derived classes add the methods.
-
-    >>> Parts._family_class is None
-    True
-    """
+    """Declares the attributes that every wrapper has. Derived classes add the methods."""
 
     #: The `Family` class for the optimizers that this wrapper class wraps, or None in a base class that all families
     #: share.
@@ -92,15 +77,7 @@ _FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEY
 
 
 def setting(field: str, doc: str) -> Any:
-    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed.
-
-    >>> setting("growth_factor", "The factor by which the scale grows.").__doc__
-    'The factor by which the scale grows.'
-
-    Args:
-        field: the name of a field of `Rules`.
-        doc: the property's docstring.
-    """
+    """Return a read-only property for a field of `Rules`. The property's value is None if the scale is fixed."""
     name = next(name for name, each in _FIELDS.items() if each == field)
 
     def read(self: Any) -> Any:
@@ -328,18 +305,7 @@ def _changed(scale: Any, rules: dict[str, Any]) -> Rules:
 
 
 def of_inner(method: Callable[..., Any]) -> Any:
-    """Return a method for a wrapper class that calls the inner optimizer's method of the same name.
-
-    >>> class Wrapper:
-    ...     _optimizer = [3, 1, 2]
-    ...     sort = of_inner(list.sort)
-    >>> Wrapper().sort(reverse=True)
-    >>> Wrapper._optimizer
-    [3, 2, 1]
-
-    Args:
-        method: a method of the inner optimizer's class. The returned method has its name, signature and docstring.
-    """
+    """Return a method for a wrapper class that calls the inner optimizer's method of the same name."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -257,33 +257,14 @@ class Observable(Parts):
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable as a Python number or list. In graph mode, the value is read in Keras 2's session.
-
-    >>> import tensorflow as tf
-    >>> value_of(tf.Variable(3))
-    3
-
-    Args:
-        variable: a variable, tensor or Python number.
-    """
+    """Return a variable's value as a Python number or list. In graph mode, the value is read in Keras 2's session."""
     if tf.executing_eagerly():
         return as_number(variable)
     return keras_versions.keras_2("backend").get_value(tf.convert_to_tensor(variable)).tolist()
 
 
 def set_value(variable: Any, value: Any) -> None:
-    """Assign a number to a variable. In graph mode, the number is assigned in Keras 2's session.
-
-    >>> import tensorflow as tf
-    >>> variable = tf.Variable(3)
-    >>> set_value(variable, 4)
-    >>> variable.numpy().item()
-    4
-
-    Args:
-        variable: a scalar variable.
-        value: a Python number.
-    """
+    """Assign a number to a scalar variable. In graph mode, the number is assigned in Keras 2's session."""
     if tf.executing_eagerly():
         variable.assign(value)
     else:
@@ -291,16 +272,7 @@ def set_value(variable: Any, value: Any) -> None:
 
 
 def require_values(method: str) -> None:
-    """Raise an error unless variables can be read from Python: in eager mode, or through a default session.
-
-    >>> require_values("precision_report")
-
-    Args:
-        method: the name of the public method that needs the values, for the error message.
-
-    Raises:
-        RuntimeError: a `tf.function` is being traced, or a TF1 graph has no default session.
-    """
+    """Raise an error unless variables can be read from Python: in eager mode, or through a default session."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         _require_eager(method)
     elif tf.compat.v1.get_default_session() is None:

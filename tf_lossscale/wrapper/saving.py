@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from tf_lossscale.core.dynamic import DynamicLossScale
+from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.diagnosis.exponents import EVERY
@@ -36,11 +37,7 @@ _SAVES = ("save_model", "_save_model_to_fileobj")
 
 
 class CallableList(list[Any]):
-    """A list that returns itself when called, so that both `variables` and `variables()` work on an optimizer.
-
-    >>> CallableList([1])()
-    [1]
-    """
+    """A list that returns itself when called, so that both `variables` and `variables()` work on an optimizer."""
 
     def __call__(self) -> CallableList:
         return self
@@ -355,21 +352,13 @@ def by_registered_name(config: Any, saving: Any) -> Any:
 
     When tf_keras loads an .h5 file or a SavedModel, it looks only at the class name. If a registered class has the same
     name as a built-in optimizer, tf_keras would therefore create the built-in optimizer.
-
-    Args:
-        config: the inner optimizer's config. An object that is not a dict is returned unchanged.
-        saving: the Keras library's `saving` module, which looks up registered classes.
     """
     name = config.get("registered_name") if isinstance(config, dict) else None
     return {**config, "class_name": name} if name and saving.get_registered_object(name) is not None else config
 
 
 def from_tf23(loss_scale: Any) -> dict[str, Any]:
-    """Convert the `loss_scale` entry of a config from TensorFlow 2.3 or older to LossScaleOptimizer's arguments.
-
-    >>> from_tf23(128.0)
-    {'dynamic': False, 'initial_scale': 128.0}
-    """
+    """Convert the `loss_scale` entry of a config from TensorFlow 2.3 or older to LossScaleOptimizer's arguments."""
     if loss_scale == "dynamic":
         return {}
     if not isinstance(loss_scale, dict):

@@ -11,7 +11,7 @@ from absl import logging
 from tf_lossscale.core import gradients as arithmetic
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.inside import scaled_inside
-from tf_lossscale.wrapper import contract
+from tf_lossscale.wrapper import marks
 from tf_lossscale.wrapper.grads_and_vars import as_list, tensors_of
 from tf_lossscale.wrapper.hyperparameters import Parts
 
@@ -99,7 +99,7 @@ class Scaling(Parts):
 
         A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
         """
-        contract.require_unscaled_loss(loss, self._loss_scale)
+        marks.require_unscaled_loss(loss, self._loss_scale)
         if callable(loss) and not tf.is_tensor(loss):
             self._contract.called(method)
             return lambda: self._scaled(method, loss())
@@ -108,7 +108,7 @@ class Scaling(Parts):
         factor = self._current_factor()
         scaled = arithmetic.scale_loss(loss, factor)
         self._contract.called(method, factor)
-        contract.mark(scaled, self._loss_scale, True)
+        marks.mark(scaled, self._loss_scale, True)
         return scaled
 
     @do_not_convert
@@ -138,8 +138,8 @@ class Scaling(Parts):
         self._contract.require_scaled(grads, self._loss_scale)
         unscaled = self._family.unscale(grads, self._contract.factor(self._current_factor))
         self._contract.called("get_unscaled_gradients")
-        contract.mark(grads, self._loss_scale, True)
-        contract.mark(unscaled, self._loss_scale, False)
+        marks.mark(grads, self._loss_scale, True)
+        marks.mark(unscaled, self._loss_scale, False)
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -178,7 +178,7 @@ class Scaling(Parts):
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = loss_fn(*args, **kwargs)
-            contract.require_unscaled_loss(result, self._loss_scale)
+            marks.require_unscaled_loss(result, self._loss_scale)
             return result
 
         return cast("SameFunction", scaled_inside(checked, by_scaling))

@@ -22,17 +22,6 @@ class Stall:
     """Warns, raises an error or calls a function when training stalls, that is, when many steps in a row are skipped.
 
     Each stall is reported once. An applied step ends the stall.
-
-    >>> Stall("warn").action
-    'warn'
-
-    Args:
-        action: "warn", "raise", or a function that takes the optimizer.
-        steps: the number of skipped steps in a row that count as a stall.
-
-    Raises:
-        ValueError: `action` has any other value, or `steps` is below 1.
-        TypeError: `steps` is not a whole number.
     """
 
     def __init__(self, action: str | Callable[[Any], Any], steps: Any = PATIENCE):
@@ -49,27 +38,12 @@ class Stall:
         self._traced_in_silence = False
 
     def after_step(self, optimizer: Any) -> None:
-        """Report a stall that begins with the step just skipped. Call this in eager mode.
-
-        Args:
-            optimizer: the LossScaleOptimizer that skipped the step.
-
-        Raises:
-            FloatingPointError: training has stalled, and the action is "raise".
-        """
+        """Report a stall that begins with the step just skipped. Call this in eager mode."""
         if as_number(optimizer._loss_scale.skipped_in_a_row) == self.steps:
             self._report(optimizer)
 
     def in_graph(self, optimizer: Any) -> list[Any]:
-        """Report a stall in the graph of a step. Call this in the branch that skips the step, after it was counted.
-
-        Args:
-            optimizer: the LossScaleOptimizer that skips the step.
-
-        Returns:
-            The operations that a session has to run in a TF1 graph. With the action "raise", one of them raises an
-            InvalidArgumentError.
-        """
+        """Report a stall in the graph of a step. Call this in the branch that skips the step, after it was counted."""
         if not self._can_report_here(optimizer):
             self._traced_in_silence = True
             return []
@@ -80,14 +54,7 @@ class Stall:
         )
 
     def report_silent_steps(self, optimizer: Any) -> None:
-        """Report a stall of steps that could not report it. Reading the count waits for the device.
-
-        Args:
-            optimizer: the LossScaleOptimizer.
-
-        Raises:
-            FloatingPointError: training has stalled, and the action is "raise".
-        """
+        """Report a stall of steps that could not report it. Reading the count waits for the device."""
         if self._traced_in_silence and tf.executing_eagerly():
             self._report(optimizer)
 

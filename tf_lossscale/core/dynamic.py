@@ -1,0 +1,124 @@
+"""The dynamic loss scale, which changes by `rules.Rules` after each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale import errors
+from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.rules import Counts, Rules, with_rules
+from tf_lossscale.core.variables import LazyVariable
+
+if TYPE_CHECKING:
+    from tf_lossscale.types import Scalar
+
+
+class DynamicLossScale(LossScale):
+    """A scale that grows after many finite steps in a row and falls after overflows, according to `rules.Rules`.
+
+    >>> scale = DynamicLossScale(8.0, dynamic_growth_steps=1)
+    >>> scale.step([tf.constant([1.0])], lambda gradients: None)
+    True
+    >>> scale().numpy().item(), scale.good_steps.numpy().item()
+    (16.0, 0)
+
+    Args:
+        initial_scale: the scale to start with, a finite number above 0.
+        dynamic_growth_steps: the number of finite steps in a row after which the scale grows.
+        **rules: `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and `max_scale`, as in
+            `LossScaleOptimizer`.
+
+    Raises:
+        TypeError: an argument is not a number, or a keyword is unknown.
+        ValueError: an argument is out of range.
+    """
+
+    @with_rules
+    def __init__(self, initial_scale: Scalar = 2.0**15, dynamic_growth_steps: Scalar = 2000, **rules: Any):
+        super().__init__()
+        growth_steps: Any = dynamic_growth_steps
+        self._set_rules(initial_scale, Rules(growth_steps, **rules))
+
+    def _set_rules(self, initial_scale: Any, rules: Rules) -> None:
+        self.rules: Rules = rules.checked()
+        self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
+        if self.rules.max_scale is not None and self.initial_scale > self.rules.max_scale:
+            raise ValueError(
+                f"`initial_scale` must not be above `max_scale`, but got: {self.initial_scale!r} and "
+                f"{self.rules.max_scale!r}."
+            )
+        self._create_variables()
+
+    def _create_variables(self) -> None:
+        # Reading these attributes creates their variables.
+        _ = self.current_loss_scale, self.good_steps, self.bad_steps
+
+    # `current_loss_scale` and `good_steps` have the same names as in TensorFlow, so that checkpoints are compatible.
+
+    @property
+    def current_loss_scale(self) -> tf.Variable:
+        """The current scale, as a float32 scalar variable."""
+        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
+
+    good_steps: Any = LazyVariable(0, tf.int64)
+    """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
+
+    @property
+    def bad_steps(self) -> tf.Variable | None:
+        """The number of overflows counted towards `hysteresis`, an int64 variable, or None if `hysteresis` is 1."""
+        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
+
+    # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
+    counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
+    growth_steps: Any = property(
+        lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
+    )
+    multiplier: Any = property(lambda self: self.rules.growth_factor, lambda self, value: self._multiply_by(value))
+
+    def _multiply_by(self, factor: Any) -> None:
+        factor = errors.positive_number("multiplier", factor, "The usual value is 2.")
+        self._change_rules(growth_factor=factor, backoff_factor=1 / factor)
+
+    def _change_rules(self, **changes: Any) -> None:
+        self.rules = dataclasses.replace(self.rules, **changes).checked()
+
+    def __call__(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.current_loss_scale)
+
+    def move(self, applied: tf.Tensor) -> list[Any]:
+        scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
+        after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
+        # A scale that was restored as infinity or NaN makes every gradient non-finite. It recovers after one step.
+        moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
+        assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
+        if bad_steps is not None:
+            assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
+        return assigned
+
+    def _counts(self) -> dict[str, Any]:
+        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counts()}
+
+    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
+        assign(self.current_loss_scale, self.in_range(scale))
+
+    def in_range(self, loaded: float) -> float:
+        """Return a loaded scale, clipped to the range of the rules.
+
+        An infinite or NaN scale becomes `initial_scale`.
+        """
+        low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
+        low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
+        fitting = min(max(loaded, low), high) if math.isfinite(loaded) else self.initial_scale
+        if fitting != loaded:
+            logging.warning(
+                "The loss scale that was loaded is %g, but must be a finite number from %g to %g. It is set to %g.",
+                *(loaded, low, high, fitting),
+            )
+        return fitting
