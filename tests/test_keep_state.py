@@ -144,6 +144,20 @@ class KeepStateTest(parameterized.TestCase):
         with pytest.raises(ValueError, match="needs a built model"), tf_lossscale.keep_state(model, optimizer):
             pass
 
+    def test_what_is_no_model_or_no_loss_scale_optimizer_is_refused(self):
+        def train_step(x):
+            return x
+
+        with pytest.raises(TypeError, match=r"needs a Keras model.*Write @keep_state\(model, optimizer\)"):
+            tf_lossscale.keep_state(train_step)
+        model = model_of(tf.keras)
+        for optimizer in (None, tf.keras.optimizers.SGD(0.1)):
+            with (
+                pytest.raises(TypeError, match="needs the LossScaleOptimizer"),
+                tf_lossscale.keep_state(model, optimizer),
+            ):
+                pass
+
     @parameterized.parameters(*KERAS)
     def test_without_it_the_monitor_names_the_variables_once(self, library):
         keras = KERAS[library]

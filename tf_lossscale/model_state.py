@@ -51,11 +51,17 @@ class keep_state(contextlib.ContextDecorator):
         optimizer: the LossScaleOptimizer that takes the step. The default is `model.optimizer`.
 
     Raises:
+        TypeError: `model` is not one of these, or there is no LossScaleOptimizer.
         RuntimeError: the step is part of a TF1 graph.
-        ValueError: the model is not built. Both errors are raised when the step begins.
+        ValueError: the model is not built. Except for the type of `model`, errors are raised when the step begins.
     """
 
     def __init__(self, model: Any, optimizer: Any = None):
+        if not hasattr(type(model), "non_trainable_variables"):
+            raise TypeError(
+                f"keep_state() needs a Keras model, a layer or a tf.Module, but got: {model!r}. Write "
+                "@keep_state(model, optimizer) above the function that takes the step."
+            )
         self._model, self._chosen = model, optimizer
 
     def _recreate_cm(self) -> keep_state:
@@ -72,7 +78,13 @@ class keep_state(contextlib.ContextDecorator):
             )
         self._variables = tensors_of(state_of(self._model))
         self._values = [variable.read_value() for variable in self._variables]
-        self._optimizer = self._model.optimizer if self._chosen is None else self._chosen
+        optimizer: Any = self._chosen or getattr(self._model, "optimizer", None)
+        if not hasattr(optimizer, "skipped_steps"):
+            raise TypeError(
+                f"keep_state() needs the LossScaleOptimizer that takes the step, but got: {optimizer!r}. Pass it as "
+                "keep_state(model, optimizer), or compile the model with it first."
+            )
+        self._optimizer = optimizer
         self._skipped = tf.identity(self._optimizer.skipped_steps)
         return self
 

@@ -296,3 +296,74 @@ def test_a_tf1_graph_needs_a_family_that_returns_operations():
         weight = tf.compat.v1.get_variable("weight", initializer=1.0, use_resource=True)
         with pytest.raises(RuntimeError, match="cannot train in graph mode"):
             optimizer.minimize(lambda: weight * 1.0, [weight])
+
+
+class Rated(tf.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+
+class RatedFamily(tf_lossscale.Family):
+    optimizer_class = Rated
+    learning_rate_name = "rate"
+
+    def build(self, variables):
+        pass
+
+    def apply(self, gradients, variables):
+        for gradient, variable in zip(gradients, variables):
+            variable.assign_sub(self.inner.rate * gradient)
+
+    def count_skipped_step(self):
+        return None
+
+
+@pytest.mark.parametrize("kind", ["variable", "number"])
+def test_a_learning_rate_set_after_the_trace_reaches_the_function_or_a_warning_says_not(kind, monkeypatch):
+    said = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: said.append(message % values))
+    tf_lossscale.register_family(RatedFamily)
+    rate = tf.Variable(1.0, trainable=False) if kind == "variable" else 1.0
+    optimizer, weight = tf_lossscale.LossScaleOptimizer(Rated(rate)), tf.Variable(0.0)
+
+    @tf.function
+    def step():
+        optimizer.minimize(lambda: weight * 1.0, [weight])
+
+    step()
+    optimizer.learning_rate = 0.0
+    step()
+    assert float(optimizer.learning_rate) == 0.0
+    assert weight.numpy() == (-1.0 if kind == "variable" else -2.0)
+    assert [text for text in said if "traced function keeps the old value" in text] == said[: kind == "number"]
+    assert len(said) == (kind == "number")
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_step_count_that_cannot_be_assigned_is_refused_when_the_optimizer_is_wrapped(slots):
+    if slots:
+
+        class Counting:
+            __slots__ = ("iterations",)
+
+            def __init__(self):
+                self.iterations = 0
+    else:
+
+        class Counting:
+            def __init__(self):
+                self.iterations = 0
+
+    class CountingFamily(tf_lossscale.Family):
+        optimizer_class = Counting
+
+        def build(self, variables):
+            pass
+
+        def apply(self, gradients, variables):
+            pass
+
+    tf_lossscale.register_family(CountingFamily)
+    with pytest.raises(TypeError, match=r"must define count_skipped_step\(\) for a Counting"):
+        tf_lossscale.LossScaleOptimizer(Counting())

@@ -184,3 +184,99 @@ def test_a_registered_rule_without_from_config_is_made_of_its_arguments():
     again = LossScaleOptimizer.from_config(config)
     assert type(again._loss_scale) is Halved
     assert float(again.loss_scale) == 16.0
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_scale_may_be_a_python_number_but_not_a_vector(in_function):
+    class Constant(tf_lossscale.LossScale):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+        def __call__(self):
+            return self.value
+
+        def check(self, gradients):
+            return super().check(gradients)
+
+    def step_with(value):
+        weight = tf.Variable(1.0)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=Constant(value))
+        step = lambda: optimizer.minimize(lambda: weight * 1.0, [weight])  # noqa: E731
+        (tf.function(step) if in_function else step)()
+        return weight.numpy().item()
+
+    assert step_with(1024.0) == 0.5
+    with pytest.raises(ValueError, match=r"Constant\.__call__\(\) must return a scalar, but returned .* shape \(1,\)"):
+        step_with(tf.constant([8.0]))
+
+
+def own_rule(*names, **arguments):
+    """Return a class whose variables have these names: the exponent of the scale, and counts."""
+
+    class Rule(tf_lossscale.LossScale):
+        def __init__(self):
+            super().__init__()
+            self.exponent = tf.Variable(4.0, trainable=False, **arguments)
+            for name in names:
+                setattr(self, name, tf.Variable(0.0, trainable=False, **arguments))
+
+        def __call__(self):
+            return 2.0**self.exponent
+
+        def move(self, applied):
+            return [self.exponent.assign_add(1.0), *(getattr(self, name).assign_add(2.0) for name in names)]
+
+        def get_config(self):
+            return {}
+
+    return tf.keras.utils.register_keras_serializable("own_rule", "Rule")(Rule)
+
+
+def trained_with(loss_scale, fits=2):
+    keras = tf.keras
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.1), **({"loss_scale": loss_scale} if loss_scale else {}))
+    model.compile(optimizer, keras.losses.MeanSquaredError())
+    optimizer.build(model.trainable_variables)
+    for _ in range(fits):
+        model.fit(tf.ones([2, 1]), tf.ones([2, 1]), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("file", ["model.keras", "model.h5", "model.weights.h5"])
+@pytest.mark.parametrize("renamed", ["before", "zuletzt"])
+def test_a_file_of_a_rule_with_unnamed_variables_loads_even_if_an_attribute_was_renamed(file, renamed, tmp_path):
+    path = str(tmp_path / file)
+    model = trained_with(own_rule("steps")())
+    (model.save_weights if "weights" in file else model.save)(path)
+    rule = own_rule(renamed)
+    if "weights" in file:
+        loaded = trained_with(rule(), fits=0)
+        loaded.load_weights(path)
+    else:
+        loaded = tf.keras.models.load_model(path)
+    scale = loaded.optimizer._loss_scale
+    assert isinstance(scale, rule)
+    assert (float(scale.exponent), float(getattr(scale, renamed))) == (6.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "saved, loading", [((), ("a",)), (("a",), ("a", "b")), (("a", "b"), ("a",)), (None, ("a",)), (("a",), None)]
+)
+def test_weights_of_another_rule_load_all_but_its_state_and_a_warning_says_so(saved, loading, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("absl.logging.warning", lambda message, *values: said.append(message % values))
+    path = str(tmp_path / "model.weights.h5")
+    rule = lambda names: None if names is None else own_rule(*names)()  # noqa: E731
+    model = trained_with(rule(saved))
+    model.save_weights(path)
+    other = trained_with(rule(loading), fits=0)
+    other.load_weights(path)
+    assert len(said) == 1 and "so their values are not loaded" in said[0]
+    for one, another in zip(model.optimizer.inner_optimizer.variables, other.optimizer.inner_optimizer.variables):
+        np.testing.assert_array_equal(one, another)
+    scale = other.optimizer._loss_scale
+    assert loading is None or [float(getattr(scale, name)) for name in ("exponent", *loading)] == [4.0] + [0.0] * len(
+        loading
+    )

@@ -83,7 +83,7 @@ class LossScale(Variables):
         Raises:
             TypeError: a loss does not have a floating-point dtype.
         """
-        return gradients_lib.scale_loss(loss, self())
+        return gradients_lib.scale_loss(loss, current_scale(self))
 
     @do_not_convert
     def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
@@ -102,7 +102,7 @@ class LossScale(Variables):
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
         """
-        return gradients_lib.unscale(gradients, self())
+        return gradients_lib.unscale(gradients, current_scale(self))
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class LossScale(Variables):
 
     def _state(self, read: Callable[[Any], Any]) -> Any:
         counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counts().items()}
-        return {"loss_scale": read(self()), **counts}
+        return {"loss_scale": read(current_scale(self)), **counts}
 
     def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
         variables, remedy = self._counts(), "Pass what state() returned."
@@ -365,7 +365,7 @@ class LossScale(Variables):
 
     def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
         """Set the current scale, or raise an error if it is not a variable and differs."""
-        now = as_number(self())
+        now = as_number(current_scale(self))
         if np.float32(scale) != np.float32(now):
             raise ValueError(
                 f"A {type(self).__name__} determines its scale itself, which is {now:g} now, but `state` has the loss "
@@ -404,6 +404,17 @@ class FixedLossScale(LossScale):
             )
 
 
+def current_scale(loss_scale: LossScale) -> tf.Tensor:
+    """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
+    scale = tf.cast(loss_scale(), tf.float32)
+    if scale.shape.rank not in (0, None):
+        raise ValueError(
+            f"{type(loss_scale).__name__}.__call__() must return a scalar, but returned a tensor of shape "
+            f"{scale.shape}."
+        )
+    return scale
+
+
 def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:
     return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
 
@@ -426,5 +437,6 @@ def _require_keys(state: Any, needed: set[str], allowed: set[str]) -> None:
     if not needed <= state.keys() <= allowed:
         raise ValueError(
             f"`state` must have the keys {sorted(needed)} and may also have {sorted(allowed - needed)}, "
-            f"but got: {state!r}. The state of a dynamic scale cannot be loaded into a fixed scale, or vice versa."
+            f"but got: {state!r}. A state fits only a loss scale of the kind that returned it: dynamic, fixed, or a "
+            "rule of your own."
         )

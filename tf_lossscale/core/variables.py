@@ -63,10 +63,12 @@ class Variables(tf.Module):
     def variables(self) -> tuple[tf.Variable, ...]:
         """The variables in the current graph that checkpoints include, and those that are attributes of a subclass."""
         tracked = tuple(self._tracked().values())
-        own = [
-            each for each in super().variables if not any(each is other for other in (*tracked, *self._all().values()))
-        ]
-        return (*tracked, *own)
+        lazy = {id(each) for each in (*tracked, *self._all().values())}
+        own = [each for each in super().variables if id(each) not in lazy]
+        # tf.Module sorts by the names of attributes. Keras's files find a value by its position, so the order must not
+        # change if an attribute is renamed.
+        position = {id(value): i for i, value in enumerate(vars(self).values())}
+        return (*tracked, *sorted(own, key=lambda each: position.get(id(each), len(position))))
 
     def _tracked(self) -> dict[str, tf.Variable]:
         made = self._all()

@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -339,7 +340,12 @@ def _require_copies(inner: Any) -> None:
 
 
 def _counts_its_steps(inner: Any) -> bool:
-    return hasattr(type(inner), "iterations") or "iterations" in getattr(inner, "__dict__", ())
+    # Reading a property may create its variable, so the value of a property is not looked at.
+    of_class = getattr(type(inner), "iterations", None)
+    value = getattr(inner, "__dict__", {}).get("iterations", of_class)
+    if isinstance(value, types.MemberDescriptorType):
+        value = getattr(inner, "iterations", None)
+    return value is not None and not isinstance(value, (int, float))
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,10 +12,11 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
+from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import arguments, hyperparameters, optimizer
-from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of
+from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of, unique
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
 keras: Any = keras_versions.keras_3()
@@ -222,9 +223,10 @@ class LossScaleOptimizer(
 
     def _init_base(self) -> None:
         self.__dict__.update(name=self._family.scope, _lock=False, loss_scale_factor=self._family.loss_scale_factor)
-        for variable in self._loss_scale.variables:
-            # In h5 files, Keras uses each variable's path as its name.
-            variable.path = f"{self.name}/{variable.name.split(':')[0]}"
+        variables = self._loss_scale.variables
+        # In h5 files, Keras uses each variable's path as its name.
+        for variable, name in zip(variables, unique([variable.name.split(":")[0] for variable in variables])):
+            variable.path = f"{self.name}/{name}"
 
     @property
     def built(self) -> bool:
@@ -282,7 +284,7 @@ class LossScaleOptimizer(
     # always 0. This class writes the number of overflows that count towards the hysteresis instead.
 
     def save_own_variables(self, store: Any) -> None:
-        scale = self._loss_scale()
+        scale = current_scale(self._loss_scale)
         good, bad = (self._loss_scale.good_steps, self._loss_scale.bad_steps) if self.dynamic else (0, 0)
         values = [0 if bad is None else bad, 0.0, good, scale, *self.weights, *_variables_of_own_rule(self._loss_scale)]
         for i, value in enumerate(values):
@@ -292,16 +294,21 @@ class LossScaleOptimizer(
         values = [store[str(i)] for i in range(len(store.keys()))]
         inner: list[Any] = self.weights
         of_scale: list[tuple[Any, Any]] = []
+        rule: list[Any] = []
         if _are_of_a_wrapper(values) and not _fit(values, inner):
             if self.dynamic:
                 of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
                 of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
                 if self._loss_scale.bad_steps is not None:
                     of_scale.append((self._loss_scale.bad_steps, int(values[0][()])))
-            values = values[4:]
-            own = _variables_of_own_rule(self._loss_scale)
-            if own and len(values) == len(inner) + len(own):
-                of_scale += zip(own, values[len(inner) :])
+            values, of_rule = values[4:], values[4 + len(inner) :]
+            rule = _variables_of_own_rule(self._loss_scale)
+            if rule and _fit(of_rule, rule):
+                of_scale += zip(rule, of_rule)
+                values = values[: len(inner)]
+            elif self.built and _fit(values[: len(inner)], inner):
+                if rule or of_rule:
+                    _warn_of_other_rule(self._loss_scale, len(rule), len(of_rule))
                 values = values[: len(inner)]
         if len(values) > len(inner) and not self.built:
             # Without the slots, a step count would make Adam's first steps too small.
@@ -309,7 +316,7 @@ class LossScaleOptimizer(
                 "%s is not built, so the saved step count, learning rate and slots are not loaded%s. Build the "
                 "optimizer before loading.",
                 type(self._optimizer).__name__,
-                ", but the loss scale is" if of_scale else "",
+                ", but the loss scale is" if of_scale else ", nor is the state of the loss scale" if rule else "",
             )
             inner = values = []
         # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen after
@@ -398,6 +405,13 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
         "the saved loss scale had variables of its own. The saved variables are not loaded%s.",
         *(saved, type(inner).__name__, len(inner.variables)),
         ", but the loss scale is" if with_scale else "",
+    )
+
+
+def _warn_of_other_rule(loss_scale: Any, own: int, saved: int) -> None:
+    logging.warning(
+        "The saved loss scale has %d variables of its own, but this %s has %d, so their values are not loaded.",
+        *(saved, type(loss_scale).__name__, own),
     )
 
 

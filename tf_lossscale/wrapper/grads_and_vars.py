@@ -142,12 +142,16 @@ def _is_one(var_list: Any) -> bool:
 
 def names_of(variables: list[Any]) -> tuple[str, ...]:
     """Return a unique name for each variable, for reports. The name of a `keras.Variable` is its path."""
-    names: list[str] = []
-    for variable in variables:
-        name = first = getattr(variable, "path", None) or variable.name.split(":")[0]
-        again = 0
-        while name in names:
+    return unique([getattr(variable, "path", None) or variable.name.split(":")[0] for variable in variables])
+
+
+def unique(names: list[str]) -> tuple[str, ...]:
+    """Number the names that occur several times: the second "kernel" becomes "kernel_1"."""
+    made: list[str] = []
+    for first in names:
+        name, again = first, 0
+        while name in made:
             again += 1
             name = f"{first}_{again}"
-        names.append(name)
-    return tuple(names)
+        made.append(name)
+    return tuple(made)

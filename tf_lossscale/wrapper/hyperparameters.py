@@ -99,7 +99,7 @@ class Delegating(Parts):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        setattr(self._optimizer, self._family.learning_rate_name, value)
+        self._set_on_inner(self._family.learning_rate_name, value)
 
     @property
     def lr(self) -> Any:
@@ -139,8 +139,7 @@ class Delegating(Parts):
         # Hyperparameters take precedence over properties, because the optimizer library's classes, from which the
         # wrapper derives, define properties with the names of some hyperparameters.
         if "_optimizer" in vars(self) and self._is_delegated(name):
-            self._warn_if_traced(name)
-            setattr(self._optimizer, name, value)
+            self._set_on_inner(name, value)
             return
         if name in State.__annotations__ and self._defines(name):
             raise AttributeError(
@@ -150,6 +149,16 @@ class Delegating(Parts):
         if "_optimizer" in vars(self) and not name.startswith("_") and not self._defines(name):
             self._warn_if_of_inner(name)
         object.__setattr__(self, name, value)
+
+    def _set_on_inner(self, name: str, value: Any) -> None:
+        """Set an attribute of the inner optimizer. A variable gets the value, so that traced functions see it."""
+        own = getattr(self._optimizer, "__dict__", {}).get(name)
+        is_number = isinstance(value, (int, float)) or tf.is_tensor(value)
+        if isinstance(own, tf.Variable) and is_number and tf.compat.v1.executing_eagerly_outside_functions():
+            own.assign(value)
+            return
+        self._warn_if_traced(name)
+        setattr(self._optimizer, name, value)
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
@@ -172,7 +181,7 @@ class Delegating(Parts):
             )
 
     def _warn_if_traced(self, name: str) -> None:
-        if self._traced and not isinstance(getattr(self._optimizer, name, None), tf.Variable):
+        if self._traced and not hasattr(getattr(self._optimizer, name, None), "assign"):
             logging.warning(
                 "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
                 "keeps the old value. Make the tf.function again, or set the value before its first call.",
@@ -270,8 +279,7 @@ class Delegating(Parts):
         return value if dtype is None else tf.cast(value, dtype)
 
     def _set_hyper(self, name: str, value: Any) -> None:
-        self._warn_if_traced(name)
-        setattr(self._optimizer, name, value)
+        self._set_on_inner(name, value)
 
 
 def _changed(scale: Any, rules: dict[str, Any]) -> Rules:

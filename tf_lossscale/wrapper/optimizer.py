@@ -12,7 +12,7 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
-from tf_lossscale.core.loss_scale import FixedLossScale
+from tf_lossscale.core.loss_scale import FixedLossScale, current_scale
 from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import arguments, contract
@@ -445,7 +445,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         return list(chosen)
 
     def __repr__(self) -> str:
-        scale = tf.convert_to_tensor(self._loss_scale())
+        scale = current_scale(self._loss_scale)
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
         kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self._loss_scale).__name__
         kind = "fixed" if isinstance(self._loss_scale, FixedLossScale) else kind

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale.core import gradients as arithmetic
+from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.core.variables import as_number, value_or_zero
 from tf_lossscale.diagnosis.exponents import Exponents
 from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
@@ -30,7 +31,7 @@ class Observable(Parts):
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, as a float32 scalar tensor."""
         self._stall.report_silent_steps(self)
-        return tf.convert_to_tensor(self._loss_scale())
+        return current_scale(self._loss_scale)
 
     @property
     def last_step_skipped(self) -> tf.Tensor | bool:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core.dynamic import DynamicLossScale
-from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
+from tf_lossscale.core.loss_scale import FixedLossScale, LossScale, current_scale
 from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.diagnosis.exponents import EVERY
@@ -76,7 +76,7 @@ class Configurable(Parts):
             for variable, value in zip(scale.variables, state.pop(_VARIABLES, [])):
                 set_value(variable, value)
             is_dynamic = isinstance(scale, DynamicLossScale)
-            now = scale.in_range(state["loss_scale"]) if is_dynamic else value_of(scale())
+            now = scale.in_range(state["loss_scale"]) if is_dynamic else value_of(current_scale(scale))
             self._set_state({**state, "loss_scale": now})
 
     def get_config(self) -> dict[str, Any]:
@@ -149,7 +149,11 @@ class Configurable(Parts):
 
     def _scale_to_start_with(self) -> float:
         """Return the initial scale. If a user's rule has none, return the current scale."""
-        return self.initial_scale if math.isfinite(self.initial_scale) else float(value_of(self._loss_scale()))
+        return (
+            self.initial_scale
+            if math.isfinite(self.initial_scale)
+            else float(value_of(current_scale(self._loss_scale)))
+        )
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
@@ -376,6 +380,6 @@ def from_tf23(loss_scale: Any) -> dict[str, Any]:
         return arguments
     raise ValueError(
         f"`config` has a loss scale of the unknown class {kind!r}. The known classes are FixedLossScale and "
-        f"DynamicLossScale; pass your own class as custom_objects={{{kind!r}: {kind}}}, or register it with "
-        "keras.saving.register_keras_serializable()."
+        f"DynamicLossScale; pass your own class as custom_objects={{{kind!r}: {kind.split('>')[-1]}}}, or register it "
+        "with register_keras_serializable() of the library that loads the model: tf.keras.utils or tf_keras.utils."
     )

@@ -11,6 +11,7 @@ from absl import logging
 from tf_lossscale.core import gradients as arithmetic
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.inside import scaled_inside
+from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.wrapper import marks
 from tf_lossscale.wrapper.grads_and_vars import as_list, tensors_of
 from tf_lossscale.wrapper.hyperparameters import Parts
@@ -186,7 +187,8 @@ class Scaling(Parts):
     def _current_factor(self) -> tf.Tensor:
         """Return the factor to multiply a loss by: the loss scale, times Keras 3's `loss_scale_factor` if it is set."""
         factor = vars(self).get("loss_scale_factor")
-        return self._loss_scale() if factor is None else self._loss_scale() * factor
+        scale = current_scale(self._loss_scale)
+        return scale if factor is None else scale * factor
 
     @do_not_convert
     def compute_gradients(

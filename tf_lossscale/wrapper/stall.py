@@ -12,6 +12,7 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import in_xla_context
+from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.core.variables import as_number, unless, value_or_zero
 
 #: The default number of skipped steps in a row after which training counts as stalled.
@@ -83,7 +84,7 @@ class Stall:
                 action(optimizer)
 
             return tf.numpy_function(call, [], [])
-        message = tf.strings.format(MESSAGE.format("{}", "{}"), (in_a_row, optimizer._loss_scale()))
+        message = tf.strings.format(MESSAGE.format("{}", "{}"), (in_a_row, current_scale(optimizer._loss_scale)))
         if self.action == "raise":
             return tf.debugging.Assert(False, [message])
         return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
@@ -92,7 +93,7 @@ class Stall:
         if callable(self.action):
             self.action(optimizer)
             return
-        message = MESSAGE.format(in_a_row, f"{as_number(optimizer._loss_scale()):g}")
+        message = MESSAGE.format(in_a_row, f"{as_number(current_scale(optimizer._loss_scale)):g}")
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)
