@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy as _lazy
 
@@ -28,6 +29,8 @@ _HOMES = {
     **dict.fromkeys(("install", "wrap_in_compile"), "legacy.install"),
     **dict.fromkeys(_SUBPACKAGES, ""),
 }
+__getattr__: Callable[[str], Any]
+__dir__: Callable[[], list[str]]
 __getattr__, __dir__ = _lazy.names(__name__, _HOMES)
 
 __all__ = [

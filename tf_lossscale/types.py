@@ -27,8 +27,8 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Gradients: TypeAlias = "Gradient | Sequence[Gradients] | dict[str, Gradients]"
 
 
-class Variable(Protocol):
-    """A TensorFlow or Keras variable."""
+class OtherVariable(Protocol):
+    """A variable that is not a `tf.Variable`, for example a `keras.Variable`."""
 
     @property
     def name(self) -> str: ...
@@ -44,6 +44,10 @@ class Variable(Protocol):
 
     @property
     def numpy(self) -> Callable[[], Any]: ...
+
+
+#: A TensorFlow or Keras variable. Type checkers do not know the methods of tf.Variable.
+Variable: TypeAlias = "tf.Variable | OtherVariable"
 
 
 class AppliesGradients(Protocol):

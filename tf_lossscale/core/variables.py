@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import finished
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class Variables(tf.Module):
     """A collection of variables, each of which is created when its name is first used."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         del args, kwargs
-        this = super().__new__(cls)
+        this: Any = super().__new__(cls)
         # `_weights` maps (graph, name) to a variable. Each TF1 graph has its own variables. Eager mode and
         # tf.functions share one set of variables, for which the graph is None. `__new__` sets the attributes, so that a
         # subclass need not call this class's `__init__`. The attributes are set in `__dict__`, so that TensorFlow does

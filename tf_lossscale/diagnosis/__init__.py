@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy
 
@@ -40,4 +41,6 @@ if TYPE_CHECKING:
     from tf_lossscale.diagnosis.plotting import plot
     from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport, VariablePrecision
 
+__getattr__: Callable[[str], Any]
+__dir__: Callable[[], list[str]]
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sonnet
 import tensorflow as tf
 
 from tf_lossscale.families import family
 from tf_lossscale.wrapper import optimizer
+
+# Type checkers do not know Sonnet's class.
+if TYPE_CHECKING:
+
+    class _Base: ...
+else:
+
+    class _Base(tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer): ...
 
 
 class Family(family.Family):
@@ -72,7 +80,7 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         return self._optimizer.step
 
 
-class LossScaleOptimizer(_Wrapper, tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer):
+class LossScaleOptimizer(_Wrapper, _Base):
     """The wrapper around a Sonnet 2 optimizer."""
 
     __repr__: Any = optimizer.LossScaleOptimizer.__repr__

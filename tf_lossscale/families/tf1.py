@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,6 +13,11 @@ from tf_lossscale.wrapper import optimizer
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
+# Type checkers do not know TensorFlow 1's class.
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = _Optimizer
 
 
 class Family(family.Family):
@@ -57,7 +62,7 @@ class Family(family.Family):
         return "_lr" if hasattr(self.inner, "_lr") else "_learning_rate"
 
 
-class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Optimizer):
+class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
     """The wrapper around a `tf.compat.v1.train.Optimizer`.
 
     Its methods accept the same arguments as the inner optimizer's methods.

@@ -7,7 +7,8 @@ FixedLossScale(8.0)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy
 
@@ -19,6 +20,8 @@ _HOMES = {
     "enable_mixed_precision_graph_rewrite": "graph_rewrite",
     **dict.fromkeys(("contrib", "experimental"), ""),
 }
+__getattr__: Callable[[str], Any]
+__dir__: Callable[[], list[str]]
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)
 
 __all__ = [

@@ -34,7 +34,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._undo = contextlib.ExitStack()
-        self.undo = self._undo.close
+        self.undo: Callable[[], None] = self._undo.close
 
     def when_imported(self, name: str, change: Change) -> None:
         """Call `change(self, module)` as soon as the module with this name is imported."""

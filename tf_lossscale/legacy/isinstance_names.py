@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Made = TypeVar("_Made")
 
 
 class WrapperName(type):
@@ -16,7 +21,7 @@ class WrapperName(type):
     old wrapper classes accept only their own instances, as usual.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: type[_Made], *args: Any, **kwargs: Any) -> _Made:
         # Bypass tf_keras's metaclass, which requires a positional argument. Old code may use only keywords.
         return type.__call__(cls, *args, **kwargs)
 
@@ -30,9 +35,10 @@ class WrapperName(type):
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):
     """Base class of the `LossScaleOptimizer` classes in `experimental` and `stable`, which accept the old arguments."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         inner, _, _ = inner_of(args, kwargs)
-        return super().__new__(cls, inner)
+        made: Any = super().__new__(cls, inner)
+        return made
 
     def _raise_if_strategy_unsupported(self) -> None:
         """Do nothing, because every strategy is supported. Subclasses of TensorFlow's class call this method."""

@@ -91,7 +91,7 @@ class LossScale(TensorLike, core.LossScale, abc.ABC):
         return self._weight(name, initial_value, None if dtype is None else tf.as_dtype(dtype))
 
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
-    initial_scale = float("nan")
+    initial_scale: float = float("nan")
 
     # A step calls `check`, then `move`. The old `update` method does both.
 

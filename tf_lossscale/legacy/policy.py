@@ -28,8 +28,9 @@ class Policies:
 
     def __init__(self, library: Any):
         self._library = library
-        self.Policy = self.PolicyV1 = _policy_class(library)
-        self.StablePolicy = _stable_policy_class(library, self.Policy)
+        self.Policy: Any = _policy_class(library)
+        self.PolicyV1: Any = self.Policy
+        self.StablePolicy: Any = _stable_policy_class(library, self.Policy)
 
     def global_policy(self) -> Any:
         """Return the global policy, with its loss scale."""

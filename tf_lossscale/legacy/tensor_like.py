@@ -47,7 +47,7 @@ class TensorLike:
             return getattr(tf.convert_to_tensor(self()), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def __tf_tracing_type__(self, context: Any) -> tf.types.experimental.TraceType:
+    def __tf_tracing_type__(self, context: Any) -> Any:
         """Return the trace type. A tf.function distinguishes such objects by identity, not by their current values."""
         return _SameObject(weakref.ref(self))
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy
 
@@ -16,4 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Restored", "restore", "saver_names"]
 
 _HOMES = {"saver_names": "checkpoints.saver_names", **dict.fromkeys(("Restored", "restore"), "checkpoints.restore")}
+__getattr__: Callable[[str], Any]
+__dir__: Callable[[], list[str]]
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

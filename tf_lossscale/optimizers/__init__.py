@@ -10,6 +10,7 @@ To choose the library yourself, use `optimizers.keras3.Adafactor` or `optimizers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy
@@ -17,6 +18,7 @@ from tf_lossscale.libraries import lazy
 __all__ = ["Adafactor", "register_optimizer_step_post_hook", "register_optimizer_step_pre_hook"]
 
 _HOMES = {**dict.fromkeys(__all__[1:], "hooks"), **dict.fromkeys(("keras3", "tf_keras"), "")}
+__dir__: Callable[[], list[str]]
 _lazy, __dir__ = lazy.names(__name__, _HOMES)
 
 if TYPE_CHECKING:

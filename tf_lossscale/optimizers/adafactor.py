@@ -14,9 +14,6 @@ from tf_lossscale.optimizers.groups import FirstRate, ParameterGroup, Rate
 if TYPE_CHECKING:
     from tf_lossscale.types import Variable
 
-# The class for each Keras library also derives from the library's Optimizer class, which mypy does not know.
-_Hooked: Any = hooks.Hooked
-
 
 def _option(name: str) -> property:
     def read(self: Any) -> Any:
@@ -32,7 +29,7 @@ def _option(name: str) -> property:
     return property(read, write, doc=doc)
 
 
-class AdafactorBase(_Hooked):
+class AdafactorBase(hooks.Hooked):
     """The part of Adafactor that is common to both Keras libraries. See `keras3.Adafactor` for the arguments.
 
     The class for each library derives from this class and from the library's `Optimizer` class. It defines:
@@ -46,6 +43,10 @@ class AdafactorBase(_Hooked):
     - `_join(variables)`: adds variables to a built optimizer, without their state;
     - `_set_iterations(steps)`: sets the step count, `iterations`.
     """
+
+    if TYPE_CHECKING:
+        # The class for each Keras library also derives from the library's Optimizer class, which has no annotations.
+        def __getattr__(self, name: str) -> Any: ...
 
     hyperparameter_names: tuple[str, ...] = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
@@ -108,7 +109,7 @@ class AdafactorBase(_Hooked):
         Raises:
             ValueError: the optimizer has several parameter groups and is not built.
         """
-        return {**super().get_config(), **group_configs.config_of(self)}
+        return {**super().get_config(), **group_configs.config_of(self)}  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
@@ -135,7 +136,7 @@ class AdafactorBase(_Hooked):
         """
         if self._is_built:
             return
-        super().build(self._take(variables))
+        super().build(self._take(variables))  # type: ignore[misc]
         for number, group in enumerate(self._groups):
             self._make_state(group, number)
 
@@ -213,7 +214,7 @@ class AdafactorBase(_Hooked):
     @property
     def learning_rate(self) -> Any:
         """The first group's learning rate. Setting it also changes groups that have no learning rate of their own."""
-        return super().learning_rate
+        return super().learning_rate  # type: ignore[misc]
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
