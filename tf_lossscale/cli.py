@@ -28,17 +28,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand of `tf-lossscale`. Errors are printed to stderr.
-
-    >>> main(["inspect", "no_such_file"])
-    2
-
-    Args:
-        argv: the command-line arguments without the program's name, or None for `sys.argv[1:]`.
-
-    Returns:
-        The subcommand's exit code: 0 on success, 2 for bad arguments or files, and 130 after Ctrl-C.
-    """
+    """Run a subcommand of `tf-lossscale`. Errors are printed to stderr."""
     if argv is None and sys.argv[1:2] != ["run"]:
         # The log messages of TensorFlow's C++ code describe its build and the machine, and would only clutter the
         # output. A program that `run` starts chooses its own log level.

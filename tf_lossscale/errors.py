@@ -16,30 +16,11 @@ class NotWrappable(TypeError, ValueError):
 
     For such an object, TensorFlow 2.3 and older raise a ValueError, and newer versions raise a TypeError. Code that
     catches either error keeps working.
-
-    >>> issubclass(NotWrappable, TypeError), issubclass(NotWrappable, ValueError)
-    (True, True)
     """
 
 
 def positive_number(name: str, value: Any, remedy: str) -> float:
-    """Return `value` as a float. Raise an error if it is not a finite number above 0.
-
-    >>> positive_number("initial_scale", 1024, "Pass 2**15.")
-    1024.0
-
-    Args:
-        name: the argument's name, for the message.
-        value: what the caller passed: a number, or a scalar tensor or variable.
-        remedy: a sentence that says what to pass instead.
-
-    Returns:
-        The value as a Python float.
-
-    Raises:
-        TypeError: `value` is not a number.
-        ValueError: `value` is zero, negative, infinite, NaN, or outside the range of float32.
-    """
+    """Return `value` as a float. Raise an error if it is not a finite number above 0."""
     number = _as_float(name, value, remedy)
     if not FLOAT32_ZERO < number <= FLOAT32_MAX:
         raise ValueError(f"`{name}` must be a finite float32 number above 0, but got: {value!r}. {remedy}")
@@ -47,24 +28,7 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
-    """Return `value` as an int. Raise an error if it is not a whole number or is less than `least`.
-
-    >>> whole_number("dynamic_growth_steps", 2000.0, "Pass 2000.")
-    2000
-
-    Args:
-        name: the argument's name, for the message.
-        value: what the caller passed.
-        remedy: a sentence that says what to pass instead.
-        least: the smallest number that is allowed.
-
-    Returns:
-        The value as a Python int.
-
-    Raises:
-        TypeError: `value` is not a number.
-        ValueError: `value` is below `least`, not whole, or too large for an int64.
-    """
+    """Return `value` as an int. Raise an error if it is not a whole number or is less than `least`."""
     number = _as_float(name, value, remedy)
     if isinstance(value, numbers.Integral):
         # Convert the argument itself, because `number` is a float and may have been rounded.
@@ -81,22 +45,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
 
 
 def boolean(name: str, value: Any, remedy: str) -> bool:
-    """Return `value` if it is a Python bool; otherwise raise an error.
-
-    >>> boolean("dynamic", True, "Pass True or False.")
-    True
-
-    Args:
-        name: the argument's name, for the message.
-        value: what the caller passed.
-        remedy: a sentence that says what to pass instead.
-
-    Returns:
-        `value`.
-
-    Raises:
-        TypeError: `value` is not a bool.
-    """
+    """Return `value` if it is a Python bool; otherwise raise an error."""
     if not isinstance(value, bool):
         raise TypeError(
             f'"{name}" argument to LossScaleOptimizer.__init__ must be a bool, but got: {value!r}. {remedy}'

@@ -106,14 +106,7 @@ class keep_state(contextlib.ContextDecorator):
 
 
 def state_of(model: Any) -> list[Any]:
-    """Return the variables that a model's forward pass may write, without the states of its metrics.
-
-    >>> state_of(tf.keras.layers.Dense(1))
-    []
-
-    Args:
-        model: a Keras model or layer, or a `tf.Module`.
-    """
+    """Return the variables that a model's forward pass may write, without the states of its metrics."""
     # In Keras 3, `non_trainable_variables` also contains the states of metrics and random number generators.
     state = model.non_trainable_weights if hasattr(model, "non_trainable_weights") else model.non_trainable_variables
     of_metrics = {id(variable) for metric in getattr(model, "metrics", ()) for variable in metric.variables}

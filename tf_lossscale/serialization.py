@@ -10,10 +10,7 @@ from tf_lossscale.libraries import import_hooks, optional
 
 
 def register_when_imported() -> None:
-    """Register this package's classes with Keras 3 and tf_keras as soon as either library is imported.
-
-    >>> register_when_imported()
-    """
+    """Register this package's classes with Keras 3 and tf_keras as soon as either library is imported."""
     for name in ("keras", "tf_keras"):
         import_hooks.when_imported(name, _register, after=["tensorflow"])
 

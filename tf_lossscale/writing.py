@@ -12,23 +12,7 @@ from collections.abc import Iterator
 def whole_file(path: pathlib.Path, mode: int) -> Iterator[pathlib.Path]:
     """Yield the path of a temporary file that replaces the file at `path` when the block ends without an error.
 
-    >>> import tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.json"
-    >>> with whole_file(path, 0o600) as temporary:
-    ...     _ = temporary.write_text("{}")
-    >>> os.listdir(path.parent)
-    ['state.json']
-
-    Args:
-        path: the file to write.
-        mode: the permissions with which the temporary file is created.
-
-    Yields:
-        The path of the temporary file, which has the same suffix as `path`. After an error, the temporary file is
-        deleted.
-
-    Raises:
-        OSError: the file cannot be written. The old file is then unchanged.
+    After an error, the temporary file is deleted, and the old file is unchanged.
     """
     temporary = path.with_name(f".tf-lossscale-{path.stem}.tmp{path.suffix}")
     try:

@@ -14,17 +14,7 @@ from tf_lossscale.core import replicas
 
 
 def backbone_of(cell: TrainOneStepCell) -> Any:
-    """Return the Keras model or layer that a training cell trains. Return None if the cell trains a plain function.
-
-    >>> from tf_lossscale.amp import WithLossCell
-    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    >>> network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
-    >>> backbone_of(TrainOneStepCell(network, tf.keras.optimizers.SGD())) is model
-    True
-
-    Args:
-        cell: a training cell.
-    """
+    """Return the Keras model or layer that a training cell trains. Return None if the cell trains a plain function."""
     candidates = (cell.network, getattr(cell.network, "backbone", None))
     return next((each for each in candidates if layers.is_layer(each)), None)
 
@@ -35,18 +25,6 @@ def cell_model(cell: TrainOneStepCell, step_loss: Any) -> Any:
     The model's attribute `network` is the Keras model or layer that the cell trains. Saving the new model saves this
     Keras model with the cell's optimizer. The logs contain the loss that the cell returns. Under a strategy, this is
     the sum of the replicas' losses, because the step adds the gradients of the replicas.
-
-    >>> from tf_lossscale.amp import WithLossCell
-    >>> from tf_lossscale.amp.monitors import StepLoss
-    >>> network = WithLossCell(tf.keras.layers.Dense(1), tf.keras.losses.MeanSquaredError())
-    >>> model = cell_model(TrainOneStepCell(network, tf.keras.optimizers.SGD(0.1)), StepLoss())
-    >>> history = model.fit(tf.ones((4, 2)), tf.ones((4, 1)), epochs=2, verbose=0)
-    >>> len(history.history["loss"])
-    2
-
-    Args:
-        cell: a training cell. It returns the loss, or a tuple or list whose first element is the loss.
-        step_loss: the `StepLoss` in which each step stores its loss.
     """
     backbone = backbone_of(cell)
     keras: Any = tf.keras if backbone is None else layers.layers_of(backbone).library

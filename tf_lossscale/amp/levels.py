@@ -107,13 +107,7 @@ _changes = 0
 
 
 def changes() -> int:
-    """Return how often levels and dtypes were set. A `tf.function` that was traced before the last change is outdated.
-
-    >>> before = changes()
-    >>> _ = to_float(tf.keras.layers.Dense(2), "float16")
-    >>> changes() - before
-    1
-    """
+    """Return how often levels and dtypes were set. A `tf.function` that was traced before the last change is outdated."""
     return _changes
 
 
@@ -126,16 +120,7 @@ def _forget_traces(layer: Any) -> None:
 
 
 def require_level(model: Any, amp_level: Any) -> None:
-    """Check a model and a level, and raise the same errors as `auto_mixed_precision`.
-
-    Args:
-        model: the model to check.
-        amp_level: the level to check.
-
-    Raises:
-        TypeError: `model` is not a Keras model.
-        ValueError: the level is unknown, or the model has quantized layers, whose dtype cannot be changed.
-    """
+    """Check a model and a level, and raise the same errors as `auto_mixed_precision`."""
     if amp_level not in LEVELS:
         raise ValueError(f"The amp level {amp_level!r} is not supported. Choose one of {', '.join(LEVELS)}.")
     inner = _layers(model)

@@ -408,22 +408,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
 
 
 def whole_above_zero(name: str, value: Any) -> int:
-    """Return `value` if it is an int above 0; otherwise raise an error.
-
-    >>> whole_above_zero("scale_window", 3)
-    3
-
-    Args:
-        name: the argument's name, for the message.
-        value: the argument's value.
-
-    Returns:
-        `value`.
-
-    Raises:
-        TypeError: `value` is not an int.
-        ValueError: `value` is below 1.
-    """
+    """Return `value` if it is an int above 0; otherwise raise an error."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"`{name}` must be an int above 0, but got: {value!r} of type {type(value).__name__}.")
     if value < 1:
@@ -432,21 +417,7 @@ def whole_above_zero(name: str, value: Any) -> int:
 
 
 def number_of_at_least_1(name: str, value: Any) -> Any:
-    """Return `value` if it is a finite number that is at least 1; otherwise raise an error.
-
-    >>> number_of_at_least_1("loss_scale", 0.5)
-    Traceback (most recent call last):
-    ...
-    ValueError: `loss_scale` must be a finite number that is at least 1, but got: 0.5.
-
-    Args:
-        name: the argument's name, for the error.
-        value: the argument's value.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the value is infinite, NaN or below 1.
-    """
+    """Return `value` if it is a finite number that is at least 1; otherwise raise an error."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a number, but got: {value!r} of type {type(value).__name__}.")
     if errors.positive_number(name, value, "Pass for example 1024.") < 1:

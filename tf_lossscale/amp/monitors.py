@@ -22,13 +22,7 @@ _BAR = 79
 
 
 class StepLoss(Variables):
-    """The loss of the most recent step. Keras's logs contain only the mean loss of the epoch so far.
-
-    >>> loss = StepLoss()
-    >>> loss.note(tf.constant(9.0))
-    >>> loss.read({"loss": 5.0})
-    9.0
-    """
+    """The loss of the most recent step. Keras's logs contain only the mean loss of the epoch so far."""
 
     #: Whether a step stores its loss. It is set when the step is traced.
     is_noted: bool = False
@@ -36,20 +30,12 @@ class StepLoss(Variables):
     """The loss. The replicas' losses add up to it."""
 
     def note(self, loss: tf.Tensor) -> None:
-        """Store the loss of this replica.
-
-        Args:
-            loss: a scalar tensor.
-        """
+        """Store the loss of this replica."""
         self.is_noted = True
         self.value.assign(tf.cast(loss, tf.float32))
 
     def read(self, logs: Mapping[str, Any]) -> float:
-        """Return the loss of the most recent step. If no step stores its loss, return `logs["loss"]`.
-
-        Args:
-            logs: the logs that Keras passes to callbacks.
-        """
+        """Return the loss of the most recent step. If no step stores its loss, return `logs["loss"]`."""
         return float(tf.convert_to_tensor(self.value) if self.is_noted else logs["loss"])
 
 

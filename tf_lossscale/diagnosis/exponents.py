@@ -25,19 +25,6 @@ class Exponents(Variables):
     Gradients are counted in the first step, and then once every `every` steps. All other steps only increment the step
     count. The counts are variables that checkpoints do not contain. Each replica counts its own gradients in its own
     copies of these variables, and `last` returns the sums of the copies.
-
-    >>> exponents = Exponents(every=100)
-    >>> gradients = [tf.constant([0.75, 0.0])]
-    >>> _ = exponents.record(lambda: ("kernel",), lambda: gradients, lambda: tf.constant(1.0))
-    >>> last = exponents.last()
-    >>> last.names, last.counts[0, [ZEROS, column(-1)]].tolist(), last.scale, last.step
-    (('kernel',), [1, 1], 1.0, 1)
-
-    Args:
-        every: the number of steps from one count to the next.
-
-    Raises:
-        ValueError: the strategy in use does not give each replica its own copy of the variables.
     """
 
     def __init__(self, every: int):
@@ -57,17 +44,6 @@ class Exponents(Variables):
         """Increment the step count. If this step's gradients are due to be counted, count them by exponent.
 
         Call this in a replica context.
-
-        Args:
-            names: a function that returns the names of the variables, one for each gradient.
-            gradients: a function that returns this replica's gradients: tensors, IndexedSlices or None.
-            scale: a function that returns the loss scale of these gradients, a float32 scalar.
-
-        Returns:
-            The operations that a session has to run in a TF1 graph.
-
-        Raises:
-            ValueError: the strategy in use does not give each replica its own copy of the variables.
         """
         if not self.counts_next():
             self.steps.assign_add(1)
@@ -112,11 +88,7 @@ class Exponents(Variables):
             tf.compat.v1.get_default_session().run(self.following.initializer)
 
     def last(self) -> ExponentCounts | None:
-        """In eager mode or in the default session, read the most recent counts.
-
-        Returns:
-            The counts. If no gradients have been counted yet, the result is None.
-        """
+        """In eager mode or in the default session, read the most recent counts."""
         made = self._all()
         tables = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
         steps = [int(_value(counted_step)) for (_, counted_step, _), _ in tables]
@@ -143,18 +115,7 @@ class Exponents(Variables):
 
 
 def table(gradients: list[Any]) -> tf.Tensor:
-    """Count the values of each gradient by exponent.
-
-    >>> table([tf.constant([2.0, -3.0, 0.0]), None]).numpy()[:, [ZEROS, column(1)]].tolist()
-    [[1, 2], [0, 0]]
-
-    Args:
-        gradients: tensors or IndexedSlices of any floating-point dtype and shape, or None. All rows of
-            IndexedSlices are counted, including rows with the same index.
-
-    Returns:
-        An int64 tensor of shape [number of gradients, COLUMNS]. If a gradient is None, its row contains only zeros.
-    """
+    """Count the values of each gradient by exponent."""
     values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
     return tf.stack([tf.zeros([COLUMNS], tf.int64) if each is None else _row(each) for each in values])
 

@@ -29,14 +29,7 @@ _LARGEST_SCALE = 127
 
 
 def column(exponent: int) -> int:
-    """Return the column of `ExponentCounts.counts` that counts the values with the given exponent.
-
-    >>> column(LOWEST), column(HIGHEST), column(HIGHEST + 5)
-    (1, 96, 96)
-
-    Args:
-        exponent: floor(log2|g|) of a finite nonzero value g.
-    """
+    """Return the column of `ExponentCounts.counts` that counts the values with the given exponent."""
     return 1 + min(max(exponent, LOWEST), HIGHEST) - LOWEST
 
 
@@ -250,14 +243,7 @@ class PrecisionReport:
 
 
 def power(scale: float) -> str:
-    """Return a loss scale as text: in the form 2**15 if it is a power of two, otherwise as a number.
-
-    >>> power(32768.0), power(1.0), power(0.25), power(1000.0)
-    ('2**15', '1', '2**-2', '1000')
-
-    Args:
-        scale: a number above 0.
-    """
+    """Return a loss scale as text: in the form 2**15 if it is a power of two, otherwise as a number."""
     mantissa, exponent = math.frexp(scale)
     return f"2**{exponent - 1}" if mantissa == 0.5 and exponent != 1 else f"{scale:g}"
 
@@ -270,11 +256,7 @@ def _cells(row: VariablePrecision) -> tuple[str, ...]:
 
 
 def _percent(fraction: float) -> str:
-    """Format a fraction as a percentage. Only the fractions 0 and 1 become 0% and 100%.
-
-    >>> _percent(0.0), _percent(1e-5), _percent(0.25), _percent(1 - 1e-9), _percent(1.0)
-    ('0%', '<0.1%', '25.0%', '>99.9%', '100%')
-    """
+    """Format a fraction as a percentage. Only the fractions 0 and 1 become 0% and 100%."""
     if fraction in (0, 1):
         return f"{fraction:.0%}"
     return "<0.1%" if fraction < 0.001 else ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"

@@ -16,15 +16,5 @@ set_global_policy = keras.config.set_dtype_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32.
-
-    >>> layer = keras.layers.Dense(2)
-    >>> set_compute_dtype(layer, "float16")
-    >>> layer.compute_dtype, layer.variable_dtype
-    ('float16', 'float32')
-
-    Args:
-        layer: a Keras 3 layer.
-        dtype: "float32", "float16" or "bfloat16".
-    """
+    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32."""
     layer.dtype_policy = keras.DTypePolicy("float32" if dtype == "float32" else f"mixed_{dtype}")

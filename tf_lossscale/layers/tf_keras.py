@@ -27,17 +27,7 @@ set_global_policy = tf_keras.mixed_precision.set_global_policy
 
 
 def set_compute_dtype(layer: Any, dtype: str) -> None:
-    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32.
-
-    >>> layer = tf_keras.layers.Dense(2)
-    >>> set_compute_dtype(layer, "bfloat16")
-    >>> layer.compute_dtype, layer.variable_dtype
-    ('bfloat16', 'float32')
-
-    Args:
-        layer: a tf_keras layer.
-        dtype: "float32", "float16" or "bfloat16".
-    """
+    """Set the compute dtype of a layer, which may already be built. The layer's variables stay float32."""
     policy = tf_keras.mixed_precision.Policy("float32" if dtype == "float32" else f"mixed_{dtype}")
     # tf_keras has no public way to change an existing layer's policy, or to cast its variables when they are read.
     layer._set_dtype_policy(policy)

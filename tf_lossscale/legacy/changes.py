@@ -21,15 +21,6 @@ class Changes:
     """A set of changes to modules and classes. `undo` reverts all of them.
 
     Attributes that other code has changed in the meantime are kept.
-
-    >>> import math
-    >>> changes = Changes()
-    >>> changes.put(math, {"tau2": 12.56})
-    >>> math.tau2
-    12.56
-    >>> changes.undo()
-    >>> hasattr(math, "tau2")
-    False
     """
 
     def __init__(self) -> None:
@@ -46,13 +37,7 @@ class Changes:
         self._undo.callback(import_hooks.when_imported(name, action))
 
     def put(self, owner: Any, names: Mapping[str, Any]) -> None:
-        """Set attributes of a module or class.
-
-        Args:
-            owner: a module or class of another library.
-            names: a dict from name to value. If a value is a dict, the name is a submodule. If the submodule does not
-                exist, a new one with the names in this dict is made.
-        """
+        """Set attributes of a module or class."""
         for name, value in names.items():
             if not isinstance(value, dict):
                 self._set(owner, name, value)
@@ -77,13 +62,7 @@ class Changes:
         self._undo.callback(restore)
 
     def change(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Set an attribute to `make(value)`, where `value` is what it was. If the owner lacks it, log a warning.
-
-        Args:
-            owner: a module or class of another library.
-            name: the attribute's name.
-            make: a function from the old value to the new one.
-        """
+        """Set an attribute to `make(value)`, where `value` is what it was. If the owner lacks it, log a warning."""
         with optional.missing_names_reported(f"{owner.__name__}.{name}"):
             self._set(owner, name, make(getattr(owner, name)))
 
@@ -91,10 +70,6 @@ class Changes:
         """Replace a module in `sys.modules` with a copy that has new values.
 
         The module's own functions still use the old values.
-
-        Args:
-            module: a private module of another library.
-            names: a dict from name to value.
         """
         parent, _, leaf = module.__name__.rpartition(".")
         copy = types.ModuleType(module.__name__, module.__doc__)

@@ -94,13 +94,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
 
 
 def register(library: str) -> None:
-    """Register the classes of this module with a Keras library, so that it can load files that contain them.
-
-    >>> register("keras")
-
-    Args:
-        library: "keras" or "tf_keras".
-    """
+    """Register the classes of this module with a Keras library, so that it can load files that contain them."""
     # This call registers the `Policy` class.
     policies_of(library)
     saving = layers.layers_in(library).library.saving

@@ -45,21 +45,7 @@ class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperN
 
 
 def inner_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Separate the inner optimizer from the other arguments. Its keyword depends on the TensorFlow version.
-
-    >>> inner_of((), {"opt": 1, "loss_scale": 8})
-    (1, (), {'loss_scale': 8})
-
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Returns:
-        A tuple of the inner optimizer, the remaining positional arguments and the remaining keyword arguments.
-
-    Raises:
-        TypeError: no inner optimizer was passed.
-    """
+    """Separate the inner optimizer from the other arguments. Its keyword depends on the TensorFlow version."""
     if args:
         return args[0], args[1:], kwargs
     for name in ("inner_optimizer", "optimizer", "opt"):

@@ -279,20 +279,7 @@ class _DividingRules(Rules):
 
 
 def move_after(finite: tf.Tensor, scale: dynamic.DynamicLossScale) -> tf.Tensor | None:
-    """Change a scale by its rules, as the old `update` methods do.
-
-    >>> scale = dynamic.DynamicLossScale(8.0)
-    >>> move_after(tf.constant(False), scale)
-    >>> scale().numpy().item()
-    4.0
-
-    Args:
-        finite: a bool scalar, true if all gradients are finite.
-        scale: the loss scale. A `move` method of a subclass is not called.
-
-    Returns:
-        In a graph, a tensor whose evaluation changes the scale. In eager mode, None.
-    """
+    """Change a scale by its rules, as the old `update` methods do."""
     # In a TF1 graph, other steps of the same session run may change the scale, so it is read after the check.
     with tf.control_dependencies(operations(finite)):
         moved = dynamic.DynamicLossScale.move(scale, finite)
@@ -337,17 +324,7 @@ def get(identifier: LossScale | str | float | dict[str, Any] | None) -> LossScal
 
 
 def get_for_wrapper(loss_scale: Any) -> LossScale:
-    """Convert a wrapper's `loss_scale` argument to a LossScale. None is not allowed.
-
-    >>> get_for_wrapper(8)
-    FixedLossScale(8.0)
-
-    Args:
-        loss_scale: any value that `get` accepts, except None.
-
-    Raises:
-        ValueError: `loss_scale` is None, or is a value that `get` does not accept.
-    """
+    """Convert a wrapper's `loss_scale` argument to a LossScale. None is not allowed."""
     scale = get(loss_scale)
     if scale is None:
         raise ValueError("`loss_scale` cannot be None. Pass 'dynamic' or a number, or use the optimizer unwrapped.")

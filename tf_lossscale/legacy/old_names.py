@@ -31,18 +31,7 @@ from tf_lossscale.libraries import optional
 
 
 def names_in(module: str, library: str = "") -> dict[str, Any]:
-    """Return the old names in a module and its submodules, with their replacements.
-
-    >>> list(names_in("tensorflow.mixed_precision.experimental"))
-    ['LossScale', 'FixedLossScale', 'DynamicLossScale']
-
-    Args:
-        module: the name of the module in the table's canonical form.
-        library: the Keras library that contains the module, "keras" or "tf_keras"; "" if TensorFlow contains it.
-
-    Returns:
-        A dict from name to value. The value of a submodule is such a dict.
-    """
+    """Return the old names in a module and its submodules, with their replacements."""
     policies = policy.policies_of(library) if library else None
     names: dict[str, Any] = {}
     for name, old in rows_in(module).items():
@@ -127,11 +116,7 @@ _KERAS = (
 
 
 def places() -> dict[str, Change]:
-    """Return a dict from each module to the function that changes it after its import. Some of them do not exist.
-
-    >>> "tensorflow.compat.v1.train.experimental" in places()
-    True
-    """
+    """Return a dict from each module to the function that changes it after its import. Some of them do not exist."""
     private = {name for name in _modules() if name.startswith("tensorflow.python.")}
     public = {name for name in _modules() if name.startswith("tensorflow.")} - private
     return {

@@ -18,12 +18,6 @@ class Policies:
 
     `set_policy` gives the Keras library a policy of the library's own class, so that models are saved as usual. The old
     policy, which has the loss scale, is an attribute of it. To get the object for a Keras library, call `policies_of`.
-
-    >>> policies_of("keras").Policy("mixed_float16").loss_scale.multiplier
-    2.0
-
-    Args:
-        library: the module in `tf_lossscale.layers` for the Keras library.
     """
 
     def __init__(self, library: Any):
@@ -37,12 +31,7 @@ class Policies:
         return self._with_loss_scale(self._library.global_policy())
 
     def set_policy(self, policy: Any) -> None:
-        """Set the global policy.
-
-        Args:
-            policy: a Policy, a name such as "mixed_float16", or None for float32; "infer", TensorFlow 2.0's default,
-                means float32 as well.
-        """
+        """Set the global policy."""
         if policy in (None, "infer", "_infer"):
             policy = "float32"
         if isinstance(policy, str):
@@ -53,14 +42,7 @@ class Policies:
         self.set_global_policy(policy)
 
     def set_global_policy(self, policy: Any) -> None:
-        """Set the global policy with the library's own function, unless the policy conflicts with the graph rewrite.
-
-        Args:
-            policy: one of the library's policies, or its name.
-
-        Raises:
-            ValueError: the policy is mixed, and `enable_mixed_precision_graph_rewrite` was called.
-        """
+        """Set the global policy with the library's own function, unless the policy conflicts with the graph rewrite."""
         name = str(getattr(policy, "name", policy))
         if name.startswith("mixed_") and tf.__internal__.train.is_mixed_precision_graph_rewrite_enabled():
             raise ValueError(
@@ -70,39 +52,21 @@ class Policies:
         self._library.set_global_policy(policy)
 
     def get_layer_policy(self, layer: Any) -> Any:
-        """Return a layer's policy, with its loss scale.
-
-        Args:
-            layer: a layer from the Keras library that this object was created for.
-
-        Raises:
-            ValueError: `layer` is not a layer.
-        """
+        """Return a layer's policy, with its loss scale."""
         policy = getattr(layer, "dtype_policy", None)
         if not isinstance(policy, self._library.Policy):
             raise ValueError(f"get_layer_policy() can only be called on a layer, but got: {layer!r}.")
         return self._with_loss_scale(policy)
 
     def loss_scale_of(self, policy: Any) -> Any:
-        """Return the loss scale of the wrapper for a model with this policy, or None if it needs no wrapper.
-
-        Args:
-            policy: the policy of a model from the Keras library that this object was created for.
-
-        Returns:
-            A LossScale, or "dynamic" if the policy was created without a `loss_scale`.
-        """
+        """Return the loss scale of the wrapper for a model with this policy, or None if it needs no wrapper."""
         policy = getattr(policy, _OLD, policy)
         if self.is_old(policy) and not policy.has_default_loss_scale:
             return policy.loss_scale
         return "dynamic" if policy.name == "mixed_float16" else None
 
     def is_old(self, policy: Any) -> bool:
-        """Return whether a policy was set with the old `set_policy`, or is an instance of the old `Policy`.
-
-        Args:
-            policy: any dtype policy.
-        """
+        """Return whether a policy was set with the old `set_policy`, or is an instance of the old `Policy`."""
         return isinstance(getattr(policy, _OLD, policy), self.Policy)
 
     def _with_loss_scale(self, policy: Any) -> Any:
@@ -116,28 +80,12 @@ _OLD = "_tf_lossscale_old_policy"
 
 @functools.cache
 def policies_of(library: str) -> Policies:
-    """Return the object that stores the loss scale of a Keras library's global policy.
-
-    >>> policies_of("keras").Policy("mixed_float16", loss_scale=8).loss_scale
-    FixedLossScale(8.0)
-
-    Args:
-        library: "keras" or "tf_keras".
-
-    Returns:
-        The same object for every call with the same library.
-    """
+    """Return the object that stores the loss scale of a Keras library's global policy."""
     return Policies(layers.layers_in(library))
 
 
 def require_no_mixed_policy() -> None:
-    """Raise an error if a Keras library has a mixed global policy. Only imported libraries are checked.
-
-    >>> require_no_mixed_policy()
-
-    Raises:
-        ValueError: the policy is mixed.
-    """
+    """Raise an error if a Keras library has a mixed global policy. Only imported libraries are checked."""
     for package in ("keras", "tf_keras"):
         mixed_precision = getattr(sys.modules.get(package), "mixed_precision", None)
         name = "" if mixed_precision is None else mixed_precision.global_policy().name
@@ -231,12 +179,5 @@ def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
 
 
 def config_of(loss_scale: Any) -> dict[str, Any]:
-    """Return a loss scale's config, which `legacy.loss_scale.get` accepts.
-
-    >>> config_of(loss_scale_lib.FixedLossScale(8))
-    {'class_name': 'FixedLossScale', 'config': {'loss_scale_value': 8.0}}
-
-    Args:
-        loss_scale: a LossScale.
-    """
+    """Return a loss scale's config, which `legacy.loss_scale.get` accepts."""
     return {"class_name": type(loss_scale).__name__, "config": loss_scale.get_config()}

@@ -7,20 +7,7 @@ from typing import Any
 
 
 class Replaceable:
-    """An attribute whose value is computed until a value is assigned to it.
-
-    >>> class Scale:
-    ...     _value = Replaceable(lambda self: 8)
-    >>> scale = Scale()
-    >>> scale._value
-    8
-    >>> scale._value = 16
-    >>> scale._value
-    16
-
-    Args:
-        compute: a function that takes the instance and returns the value.
-    """
+    """An attribute whose value is computed until a value is assigned to it."""
 
     def __init__(self, compute: Callable[[Any], Any]):
         self._compute = compute

@@ -11,16 +11,7 @@ _STARTUP = pathlib.Path(__file__).parent / "startup"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `tf-lossscale run`.
-
-    >>> parser = argparse.ArgumentParser()
-    >>> add_arguments(parser)
-    >>> parser.parse_args(["train.py", "--epochs", "3"]).script
-    ['train.py', '--epochs', '3']
-
-    Args:
-        parser: the parser of the subcommand.
-    """
+    """Add the arguments of `tf-lossscale run`."""
     parser.usage = "%(prog)s [-h] SCRIPT [ARG ...]\n       %(prog)s [-h] -m MODULE [ARG ...]"
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module to run, and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script to run, and its arguments")
@@ -31,12 +22,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     The `sitecustomize` module in `startup` calls `install` when Python starts. The Python processes that the program
     starts inherit PYTHONPATH, so they have the old names too.
-
-    Args:
-        arguments: the parsed arguments; see `add_arguments`.
-
-    Raises:
-        ValueError: the arguments name no program.
     """
     words = ["-m", *arguments.module] if arguments.module else arguments.script
     if not words:

@@ -13,11 +13,7 @@ from typing import NamedTuple
 
 
 class Old(NamedTuple):
-    """The kind and the replacement of an old name.
-
-    >>> OLD["keras.mixed_precision.experimental.set_policy"].new
-    'keras.mixed_precision.set_global_policy'
-    """
+    """The kind and the replacement of an old name."""
 
     #: The kind of the old name: `STABLE`, `EXPERIMENTAL` or another of the constants below.
     role: str
@@ -111,12 +107,5 @@ MODULES = {
 
 
 def rows_in(module: str) -> dict[str, Old]:
-    """Return the rows for the names in one module. The keys are the names without the module.
-
-    >>> list(rows_in("tensorflow.mixed_precision.experimental"))
-    ['LossScale', 'FixedLossScale', 'DynamicLossScale']
-
-    Args:
-        module: the name of the module in canonical form, as in the table.
-    """
+    """Return the rows for the names in one module. The keys are the names without the module."""
     return {name.rpartition(".")[2]: old for name, old in OLD.items() if name.rpartition(".")[0] == module}

@@ -26,21 +26,7 @@ _policy: contextvars.ContextVar[Any] = contextvars.ContextVar("policy", default=
 
 @functools.cache
 def stand_in_for(library: str) -> Any:
-    """Return a replacement for the class in which a Keras library's `compile` wraps optimizers.
-
-    >>> import tensorflow as tf
-    >>> stand_in = stand_in_for("keras")
-    >>> inner = tf.keras.optimizers.SGD()
-    >>> stand_in(inner) is inner, isinstance(optimizer_lib.LossScaleOptimizer(inner), stand_in)
-    (True, True)
-
-    Args:
-        library: "keras" or "tf_keras".
-
-    Returns:
-        A class whose constructor returns this package's wrapper, or the optimizer itself if the policy has no loss
-        scale. Every loss scale optimizer passes an `isinstance` check against this class.
-    """
+    """Return a replacement for the class in which a Keras library's `compile` wraps optimizers."""
 
     class LossScaleOptimizer(metaclass=WrapperName):
         is_wrapper_name = True
@@ -82,10 +68,6 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     Keras's `compile` wraps an optimizer only if the model's policy is "mixed_float16". Up to TensorFlow 2.8, any policy
     could have a loss scale. The new `get` wraps the optimizer if the policy is not "mixed_float16" but has a loss
     scale.
-
-    Args:
-        library: "keras" or "tf_keras".
-        optimizers: the library's `optimizers` module.
     """
 
     @functools.wraps(optimizers.get)
@@ -142,11 +124,7 @@ _TRAINERS = {
 
 
 def places() -> dict[str, Change]:
-    """Return a dict from each module that defines a `compile` method to the function that changes it after its import.
-
-    >>> "keras.src.trainers.trainer" in places()
-    True
-    """
+    """Return a dict from each module that defines a `compile` method to the function that changes it after its import."""
     changed = {module: functools.partial(_change, *row) for module, row in _TRAINERS.items()}
     # Up to TensorFlow 2.15, Keras 2 is the package "keras".
     return {**changed, **{module.removeprefix("tf_"): change for module, change in changed.items()}}

@@ -18,21 +18,6 @@ def when_imported(module: str, action: Action, after: Sequence[str] = ()) -> Cal
 
     The action runs after the current thread has finished importing tf_lossscale and every package that a pending
     action waits for. Imports in the action therefore never find half-initialized modules.
-
-    >>> seen = []
-    >>> cancel = when_imported("json.tool", lambda module: seen.append(module.__name__))
-    >>> import json.tool
-    >>> seen
-    ['json.tool']
-    >>> cancel()
-
-    Args:
-        module: the module's dotted name, as in `sys.modules`. A file imported under two names counts as two modules.
-        action: a function that takes the module. It is called once. Its errors propagate from the import statement.
-        after: other modules that must also be imported, in any order, before the action is called.
-
-    Returns:
-        A function that cancels the action. `sys.meta_path` is restored when no action is pending.
     """
     pending = _Pending(module, frozenset({module, *after}), action)
     _finder.watch(pending)

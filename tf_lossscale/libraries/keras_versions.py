@@ -11,11 +11,7 @@ from tf_lossscale.libraries import optional
 
 
 def package_of_keras_2() -> str:
-    """Return the package name of Keras 2: "keras" with TensorFlow 2.15, and "tf_keras" with newer releases.
-
-    >>> package_of_keras_2()
-    'tf_keras'
-    """
+    """Return the package name of Keras 2: "keras" with TensorFlow 2.15, and "tf_keras" with newer releases."""
     # No import is needed: if the `keras` package is Keras 2, importing TensorFlow has already imported it.
     loaded = sys.modules.get("keras")
     is_keras_2 = getattr(loaded, "__version__", "").startswith("2.")
@@ -23,33 +19,12 @@ def package_of_keras_2() -> str:
 
 
 def keras_2(module: str = "") -> Any:
-    """Import and return Keras 2, or one of its modules.
-
-    >>> keras_2("optimizers").__name__
-    'tf_keras.optimizers'
-
-    Args:
-        module: the module's dotted name within the package; "" for the package itself.
-
-    Raises:
-        ImportError: Keras 2 is not installed.
-    """
+    """Import and return Keras 2, or one of its modules."""
     return optional.load(_dotted(package_of_keras_2(), module), "tf-keras")
 
 
 def keras_3(module: str = "") -> Any:
-    """Import and return Keras 3, or one of its modules.
-
-    >>> keras_3("optimizers").__name__
-    'keras.optimizers'
-
-    Args:
-        module: the module's dotted name within the package; "" for the package itself.
-
-    Raises:
-        ImportError: the installed `keras` package is Keras 2, or Keras 3 cannot be imported alongside the package that
-            the program stored as `sys.modules["keras"]`.
-    """
+    """Import and return Keras 3, or one of its modules."""
     if package_of_keras_2() == "keras":
         raise ImportError("This feature needs Keras 3, but Keras 2 is installed. Install TensorFlow 2.16 or newer.")
     if not _is_replaced():
@@ -58,15 +33,7 @@ def keras_3(module: str = "") -> Any:
 
 
 def own_class(base: type, name: str) -> Any:
-    """Return a class of a library, even if the program has put a different class under the class's public name.
-
-    >>> own_class(keras_3().optimizers.Optimizer, "LossScaleOptimizer").__module__.partition(".")[0]
-    'keras'
-
-    Args:
-        base: a class of the library, from which the class derives directly.
-        name: the name of the class.
-    """
+    """Return a class of a library, even if the program has put a different class under the class's public name."""
     package = base.__module__.partition(".")[0]
     each: Any
     for each in base.__subclasses__():

@@ -9,21 +9,7 @@ from typing import Any
 
 
 def load(module: str, extra: str) -> Any:
-    """Import and return a module of an optional library. The error for a missing library says how to install it.
-
-    >>> load("math", "demo").pi > 3
-    True
-
-    Args:
-        module: the dotted name to import.
-        extra: the name of this package's extra that installs the library; "" if there is none.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: the library is not installed, or its import fails.
-    """
+    """Import and return a module of an optional library. The error for a missing library says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -39,15 +25,7 @@ def load(module: str, extra: str) -> Any:
 
 @contextlib.contextmanager
 def missing_names_reported(what: str) -> Iterator[None]:
-    """Log a warning instead of raising an error if a library lacks a name or module.
-
-    >>> import math
-    >>> with missing_names_reported("math.tau3"):
-    ...     math.tau3 = math.tau2 * 2
-
-    Args:
-        what: the name of the module or attribute, for the warning.
-    """
+    """Log a warning instead of raising an error if a library lacks a name or module."""
     try:
         yield
     except (AttributeError, ImportError) as error:

@@ -10,15 +10,7 @@ from tf_lossscale.optimizers.groups import ParameterGroup
 
 
 def config_of(optimizer: Any) -> dict[str, Any]:
-    """Return the entries that Adafactor adds to the config of Keras's base class, or replaces in it.
-
-    >>> from tf_lossscale.optimizers import Adafactor
-    >>> config_of(Adafactor(eps=(None, 0.01)))["eps"]
-    [None, 0.01]
-
-    Args:
-        optimizer: an `Adafactor`.
-    """
+    """Return the entries that Adafactor adds to the config of Keras's base class, or replaces in it."""
     first = optimizer._groups[0]
     config = {name: first[name] for name in optimizer.hyperparameter_names}
     config.update(eps=list(first["eps"]), learning_rate=_rate_config(optimizer, first))
@@ -59,13 +51,6 @@ def in_saved_order(optimizer: Any, variables: list[Any]) -> list[Any]:
     That order may be different from the order of the variables in the model, because `step` and `load_state_dict`
     build an optimizer in the order of its groups. If there is one group and the names of the variables do not determine
     the order, the variables are returned as they are.
-
-    Args:
-        optimizer: an `Adafactor`.
-        variables: the variables passed to `build`.
-
-    Raises:
-        ValueError: there are several groups, and the names of the variables do not say which group they belong to.
     """
     saved, names = optimizer._names, _names_of(variables)
     if saved is None or saved == names:
@@ -88,9 +73,6 @@ def _positions_by_name(saved: Sequence[str], names: Sequence[str]) -> list[int] 
 
     When Keras 3 loads a model, it leaves out the names of the enclosing models: "sequential/dense/kernel" becomes
     "dense/kernel". Names therefore match if one of them ends with the other.
-
-    >>> _positions_by_name(["model/b/kernel", "model/a/kernel"], ["a/kernel", "b/kernel"])
-    [1, 0]
     """
     by_name, by_ending = collections.defaultdict(list), collections.defaultdict(list)
     for i, name in enumerate(names):
@@ -121,17 +103,7 @@ def _rate_config(optimizer: Any, group: ParameterGroup) -> Any:
 
 
 def optimizer_of(cls: Any, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
-    """Create an `Adafactor` from a config. The parameter groups get their variables when the optimizer is built.
-
-    >>> from tf_lossscale.optimizers import Adafactor
-    >>> optimizer_of(Adafactor, Adafactor(d=2.0).get_config(), None).d
-    2.0
-
-    Args:
-        cls: the class to instantiate: one of the two `Adafactor` classes.
-        config: a dict as returned by `get_config`.
-        custom_objects: a dict that maps the names of user-defined learning rate schedules to classes or functions.
-    """
+    """Create an `Adafactor` from a config. The parameter groups get their variables when the optimizer is built."""
 
     def ready(options: dict[str, Any], rate: str) -> dict[str, Any]:
         value = options[rate]

@@ -12,26 +12,7 @@ from tf_lossscale.optimizers.groups import check
 
 
 def checked(state_dict: Mapping[str, Any], parameters: Sequence[Sequence[Any]]) -> list[list[dict[str, Any]]]:
-    """Check a state dict, and return the state of every parameter as NumPy arrays.
-
-    >>> import tensorflow as tf
-    >>> saved = {"state": {0: {"step": 3, "variance": [0.5]}}, "param_groups": [{"params": [0, 1]}]}
-    >>> checked(saved, [[tf.Variable([1.0]), tf.Variable([2.0])]])[0][0]["variance"].shape
-    (1,)
-
-    Args:
-        state_dict: a dict with "state" and "param_groups".
-        parameters: for each of the optimizer's groups, a list of the group's parameters.
-
-    Returns:
-        For each group, a list with a dict for each parameter. The dict contains "step" and the second moments. It is
-        empty if no state was saved for the parameter.
-
-    Raises:
-        ValueError: the groups or the shapes do not match the optimizer's, or an option has an invalid value.
-        AssertionError: a second moment is missing.
-        KeyError: "state", "param_groups", or a parameter's "step" is missing.
-    """
+    """Check a state dict, and return the state of every parameter as NumPy arrays."""
     groups = state_dict["param_groups"]
     if len(groups) != len(parameters):
         raise ValueError(

@@ -18,17 +18,7 @@ from tf_lossscale.migrate.checkpoints.saved import (
 
 
 def read(path: str) -> File:
-    """Read an `.h5` model, or the weights of a model in the same format.
-
-    Args:
-        path: the path of the file.
-
-    Returns:
-        The contents of the file.
-
-    Raises:
-        ValueError: the file is damaged, or Keras did not write it.
-    """
+    """Read an `.h5` model, or the weights of a model in the same format."""
     with explaining_damage(path, "the HDF5 file"):
         file = _h5(path)
         version = _text(file.attrs.get("keras_version", ""))

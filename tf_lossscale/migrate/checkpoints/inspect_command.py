@@ -19,11 +19,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `tf-lossscale inspect`.
-
-    Args:
-        parser: the parser of the subcommand.
-    """
+    """Add the arguments of `tf-lossscale inspect`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
     what = "a checkpoint's prefix, a folder of checkpoints, a SavedModel, or an .h5 file"
@@ -32,19 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `tf-lossscale inspect`.
-
-    Args:
-        arguments: the parsed arguments; see `add_arguments`.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        ImportError: an optional library is missing.
-        OSError: the file cannot be read.
-        ValueError: the file is damaged or has an unknown format.
-    """
+    """Run `tf-lossscale inspect`."""
     from tf_lossscale.migrate.checkpoints.read import read
 
     file = read(arguments.path)
@@ -56,18 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(file: File) -> dict[str, Any]:
-    """Describe the contents of a file in a dict that can be written as JSON.
-
-    >>> from tf_lossscale.migrate.checkpoints.saved import File
-    >>> describe(File("ckpt", "tf.train.Checkpoint", "Keras 3", [], []))["written_by"]
-    'Keras 3'
-
-    Args:
-        file: the contents of a file, as returned by `read`.
-
-    Returns:
-        The dict. Infinite numbers and NaN are stored as strings.
-    """
+    """Describe the contents of a file in a dict that can be written as JSON."""
     return {
         "version": 1,
         "path": file.path,

@@ -23,12 +23,7 @@ def inner_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_config(config: dict[str, Any], family: str) -> Optimizer:
-    """Return an optimizer as its config describes it, still without its variables.
-
-    Args:
-        config: a dict with the class name and the config of an optimizer, as Keras serializes an optimizer.
-        family: the optimizer's library, as in `Optimizer.family`.
-    """
+    """Return an optimizer as its config describes it, still without its variables."""
     inner = inner_config(config)
     numbers = _numbers(inner["config"])
     made = Optimizer("optimizer", family, inner["class_name"].rpartition(">")[2], learning_rate=None)
@@ -72,16 +67,7 @@ def fill(
     variables: list[Tensor],
     owners: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Store an optimizer's variables as its step count and slots. Their order shows which variable is which.
-
-    Args:
-        optimizer: the optimizer to change.
-        stored: the optimizer's variables in its library's order, without the variables of a wrapper.
-        kind: the class that created the variables, which is the optimizer's own class or a base class of it.
-        variables: the variables of the layers. Each slot's name contains the name of one of them.
-        owners: maps the `id` of a slot in `stored` to the variable that it belongs to, for slots whose variable is
-            known.
-    """
+    """Store an optimizer's variables as its step count and slots. Their order shows which variable is which."""
     if stored and not stored[0].shape:
         optimizer.iterations = int(stored[0].value())
         stored = stored[1:]

@@ -15,24 +15,7 @@ from tf_lossscale.migrate.checkpoints.targets import Target
 
 
 def read(source: Target, variables: Mapping[str, Any]) -> File:
-    """Read an optimizer's state, and the values of its variables.
-
-    >>> import tensorflow as tf
-    >>> from tf_lossscale.migrate.checkpoints.targets import target_of
-    >>> weight, adam = tf.Variable(1.0, name="weight"), tf.keras.optimizers.Adam()
-    >>> adam.apply([tf.constant(2.0)], [weight])
-    >>> slots = read(target_of(adam), {"weight": weight}).optimizers[0].slots
-    >>> [(name, round(slot.tensor.value().item(), 3)) for name, [slot] in slots.items()]
-    [('m', 0.2), ('v', 0.004)]
-
-    Args:
-        source: access to the optimizer.
-        variables: maps names to the variables that the optimizer trained, or to the variables of another model in the
-            same order.
-
-    Returns:
-        The state, in the same form as the contents of a file.
-    """
+    """Read an optimizer's state, and the values of its variables."""
     optimizer = source.optimizer
     made = listed.of_config({"class_name": type(optimizer).__name__, "config": optimizer.get_config()}, source.library)
     kind = slot_names.known_class(source.inner)

@@ -14,23 +14,6 @@ def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
 
     The variables in a list are matched by name if the file contains each name exactly once. Otherwise they are matched
     by their order, if the shapes agree and the file tells the order of variables that have the same shape.
-
-    >>> class Variable:
-    ...     name, shape = "dense/kernel:0", (2,)
-    >>> file = File("ckpt", "", "", [Tensor("w", "dense/kernel", (2,), "float32", list)], [])
-    >>> [(tensor.path, type(variable).__name__) for tensor, variable in pairs(file, [Variable()])]
-    [('w', 'Variable')]
-
-    Args:
-        file: the contents of the file, as returned by `read`.
-        variables: a list of the user's variables, or a dict that maps names in the file to the user's variables.
-
-    Returns:
-        Pairs (variable in the file, user's variable), in the order of `variables`.
-
-    Raises:
-        ValueError: a variable is not in the file, or has a different shape there; or the file does not tell which of
-            several variables belongs to which of the user's variables.
     """
     if isinstance(variables, Mapping):
         return [(_named(file, name, variable), variable) for name, variable in variables.items()]
@@ -64,14 +47,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each slot's tensor together with the variable that it belongs to, or with None if that variable is unknown.
-
-    Args:
-        slots: all slots with the same name, such as "momentum": one for each trained variable.
-        file: the contents of the file, as returned by `read`.
-        known: variables in the order of the slots. A slot whose name does not identify its variable is paired with the
-            variable at the same position. If the numbers of variables and slots differ, `known` is ignored.
-    """
+    """Yield each slot's tensor together with the variable that it belongs to, or with None if that variable is unknown."""
     by_order = known if len(known) == len(slots) else [None] * len(slots)
     for (tensor, owner), other in zip(slots, by_order):
         owner = owner or named_in(tensor, file.variables)

@@ -18,11 +18,7 @@ _WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer", "initial_accumulator_va
 
 @dataclasses.dataclass
 class Notes:
-    """Collects the notes about one call of `restore`.
-
-    >>> Notes([], lost=["clipnorm=1"]).all()[0]
-    'These values of the saved optimizer have no place in the new one and are not restored: clipnorm=1.'
-    """
+    """Collects the notes about one call of `restore`."""
 
     texts: list[str]
     #: The values of the saved optimizer that have no place in the new one.
@@ -42,13 +38,7 @@ class Notes:
         return tuple(texts)
 
     def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
-        """Compare the classes, the hyperparameters and the learning rates.
-
-        Args:
-            saved: the saved optimizer.
-            kind: the class whose slots the new optimizer has, a key of `slots.ATTRIBUTES`.
-            target: the new optimizer.
-        """
+        """Compare the classes, the hyperparameters and the learning rates."""
         self._compare_classes(saved, kind, target)
         without_effect = self._without_effect(saved, kind, target)
         for name, value in saved.hyperparameters.items():

@@ -35,19 +35,7 @@ _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 
 def read(path: str, reader: Any, tensor: Any) -> File:
-    """Read a checkpoint that has an object graph.
-
-    Args:
-        path: the checkpoint's prefix, for error messages.
-        reader: the reader that `tf.train.load_checkpoint` returned.
-        tensor: a function of (key, path, name) that creates a `Tensor`.
-
-    Returns:
-        The contents of the file.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Read a checkpoint that has an object graph."""
     with explaining_damage(path, "its object graph"):
         graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]

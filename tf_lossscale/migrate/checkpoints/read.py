@@ -17,26 +17,7 @@ _SUFFIX = re.compile(r"\.(index|data-\d+-of-\d+)$")
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """Read a checkpoint or a saved model.
-
-    >>> import tempfile, tensorflow as tf
-    >>> from tf_lossscale import LossScaleOptimizer
-    >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
-    >>> prefix = tf.train.Checkpoint(optimizer=optimizer).write(tempfile.mkdtemp() + "/ckpt")
-    >>> read(prefix).optimizers[0].scale_state["loss_scale"]
-    8.0
-
-    Args:
-        path: a checkpoint's prefix (`ckpt-1`) or one of its files (`ckpt-1.index`), a folder of checkpoints, a
-            SavedModel's folder, or an `.h5` file. From a folder of checkpoints, the latest checkpoint is read.
-
-    Returns:
-        The optimizers and variables in the file.
-
-    Raises:
-        FileNotFoundError: there is no such file, or no checkpoint in the folder.
-        ValueError: the file is damaged or of an unknown kind. The message names the file and the damaged part.
-    """
+    """Read a checkpoint or a saved model."""
     given = os.fspath(path)
     with explaining_damage(given, "its content"):
         return _read(given)

@@ -31,11 +31,7 @@ class UnreadableError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A variable in a file. Its value is read only when `value` is called.
-
-    >>> Tensor("w0", "w0", (2,), "float32", lambda: np.zeros(2)).value().shape
-    (2,)
-    """
+    """A variable in a file. Its value is read only when `value` is called."""
 
     #: The variable's path in the file, for example "w0" or "model/layer_with_weights-0/kernel".
     path: str
@@ -51,11 +47,7 @@ class Tensor:
         return self.dtype.startswith("int") and not self.shape
 
     def value(self) -> np.ndarray:
-        """Read the value from the file.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
+        """Read the value from the file."""
         return np.asarray(self.read())
 
 
@@ -110,14 +102,7 @@ class Optimizer:
 
 
 def scale_values(get: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the values of a dynamic loss scale. If there is no loss scale, return an empty dict.
-
-    >>> scale_values({"dynamic_scale": 8.0, "step_counter": 3}.get)
-    {'loss_scale': 8.0, 'dynamic_counter': 3}
-
-    Args:
-        get: a function that takes a name and returns the value with this name, or None.
-    """
+    """Return the values of a dynamic loss scale. If there is no loss scale, return an empty dict."""
     found = {key: [value for name in names if (value := get(name)) is not None] for key, names in SCALE_NAMES.items()}
     return {key: values[0] for key, values in found.items() if values} if found["loss_scale"] else {}
 
@@ -145,22 +130,7 @@ class File:
 
 @contextlib.contextmanager
 def explaining_damage(path: str, part: str) -> Iterator[None]:
-    """Turn any error that a library raises for a damaged file into an `UnreadableError`.
-
-    >>> try:
-    ...     with explaining_damage("model.h5", "training_config"):
-    ...         raise EOFError("no closing bracket")
-    ... except UnreadableError as error:
-    ...     print(str(error)[:67])
-    model.h5: training_config cannot be read, because the file is trunc
-
-    Args:
-        path: the file.
-        part: the part of the file that the `with` block reads.
-
-    Raises:
-        UnreadableError: reading failed. The message names the file and the part.
-    """
+    """Turn any error that a library raises for a damaged file into an `UnreadableError`."""
     try:
         yield
     except (FileNotFoundError, PermissionError, UnreadableError):

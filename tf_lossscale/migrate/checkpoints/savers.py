@@ -13,16 +13,7 @@ _STATE = {*_POWERS, *(name for names in SCALE_NAMES.values() for name in names)}
 
 
 def read(path: str, names: list[str], tensor: Any) -> File:
-    """Read a checkpoint whose keys are the names of variables.
-
-    Args:
-        path: the checkpoint's prefix, for error messages.
-        names: the names of all variables in the checkpoint.
-        tensor: a function of (key, path, name) that creates a `Tensor`.
-
-    Returns:
-        The contents of the file.
-    """
+    """Read a checkpoint whose keys are the names of variables."""
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
     # For each optimizer's name, maps each variable's name to the (number, name) pairs of its slots.
@@ -46,11 +37,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
 
 
 def last_part(name: str) -> str:
-    """Return a variable's name without name scopes and without a numeric suffix such as `_1`.
-
-    >>> last_part("cond_1/beta1_power")
-    'beta1_power'
-    """
+    """Return a variable's name without name scopes and without a numeric suffix such as `_1`."""
     return re.sub(r"_\d+$", "", name.rpartition("/")[2])
 
 

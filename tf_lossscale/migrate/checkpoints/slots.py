@@ -74,41 +74,19 @@ DIFFERENCES = {
 
 
 def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the slots of a `tf.compat.v1.train` optimizer to TensorFlow 2's names.
-
-    >>> of_tf1({"accum": 1, "linear": 2})
-    {'accumulator': 1, 'linear': 2}
-    """
+    """Rename the slots of a `tf.compat.v1.train` optimizer to TensorFlow 2's names."""
     names = {"accum": "accumulator" if "linear" in slots else "accum_grad", "accum_update": "accum_var"}
     return {names.get(name, name): each for name, each in slots.items()}
 
 
 def today(name: str) -> str:
-    """Return the current class that replaced an optimizer of `tf.compat.v1.train`.
-
-    >>> today("MomentumOptimizer")
-    'SGD'
-    """
+    """Return the current class that replaced an optimizer of `tf.compat.v1.train`."""
     name = name.removesuffix("Optimizer")
     return _TODAY.get(name, name)
 
 
 def class_of(slots: set[str], names: Iterable[str], is_nadam: bool = False) -> str | None:
-    """Find an optimizer's class by its slots and by the names of its variables.
-
-    >>> class_of({"m", "v"}, ["Adamax/beta_1"]), class_of({"_momentums", "_velocities"}, ["rmsprop/iteration"])
-    ('Adamax', 'RMSprop')
-    >>> class_of({"m", "v"}, ["LAMB/beta_1"]) is None
-    True
-
-    Args:
-        slots: the names of the optimizer's slots in TensorFlow 2, or the names of the attributes that hold them.
-        names: names that may contain the class's name, such as the names of the optimizer's variables.
-        is_nadam: whether the optimizer has a product of momenta, which only Nadam has.
-
-    Returns:
-        A key of `ATTRIBUTES`, or None if no name is that of a class with these slots.
-    """
+    """Find an optimizer's class by its slots and by the names of its variables."""
     if is_nadam:
         return "Nadam"
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
@@ -127,53 +105,23 @@ def _canonical_names(name: str, slots: set[str]) -> set[str]:
 
 
 def known_class(optimizer: Any) -> str | None:
-    """Return the name of an optimizer's class, or of its base class, that is a key of `ATTRIBUTES`, or None.
-
-    >>> class Adam: pass
-    >>> known_class(Adam()), known_class(3)
-    ('Adam', None)
-    """
+    """Return the name of an optimizer's class, or of its base class, that is a key of `ATTRIBUTES`, or None."""
     return next((each.__name__ for each in type(optimizer).__mro__ if each.__name__ in ATTRIBUTES), None)
 
 
 def required(name: str) -> set[str]:
-    """Return the slots that every optimizer of a class has.
-
-    >>> sorted(required("RMSprop"))
-    ['rms']
-    """
+    """Return the slots that every optimizer of a class has."""
     return ATTRIBUTES[name].keys() - OPTIONAL.keys()
 
 
 def canonical(name: str | None, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename slots from their attribute names in Keras 3 and tf_keras to their names in TensorFlow 2.
-
-    >>> canonical("Adamax", {"_m": 1, "_u": 2})
-    {'m': 1, 'v': 2}
-
-    Args:
-        name: the optimizer's class, a key of `ATTRIBUTES`. If None, the names are not changed.
-        slots: a dict whose keys are the names of slots. Keys that are already TensorFlow 2's names are not changed.
-    """
+    """Rename slots from their attribute names in Keras 3 and tf_keras to their names in TensorFlow 2."""
     back = {attribute: slot for slot, attribute in ATTRIBUTES.get(name or "", {}).items()}
     return {back.get(attribute, attribute): each for attribute, each in slots.items()}
 
 
 def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -> list[tuple[str, ...]]:
-    """Return the order of slots in files that hold an optimizer's variables as a list.
-
-    >>> order_in_lists("Adam", "keras3", {}), order_in_lists("Adam", "tf_keras_legacy", {})
-    ([('m', 'v')], [('m',), ('v',)])
-
-    Args:
-        name: the optimizer's class.
-        family: the optimizer's library, as in `Optimizer.family`.
-        config: the optimizer's config.
-
-    Returns:
-        Groups of slots, in the order of the file. Within a group the file lists all slots of the first variable, then
-        all slots of the second variable, and so on. The list is empty for an unknown class.
-    """
+    """Return the order of slots in files that hold an optimizer's variables as a list."""
     if name not in ATTRIBUTES:
         return []
     # tf_keras's SGD creates its momentum slots even if the momentum is 0.
@@ -190,19 +138,7 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
 
 
 def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Compute the step count of TensorFlow 1's Adam from the powers of its betas.
-
-    >>> steps_of_powers({"beta1_power": 0.9**8, "beta2_power": 0.999**8})
-    7
-
-    Args:
-        powers: the values of the variables `beta1_power` and `beta2_power`.
-        betas: the optimizer's `beta1` and `beta2`.
-
-    Returns:
-        The number of steps, or None if it cannot be computed from either power. After many steps, both powers are too
-        small to be accurate.
-    """
+    """Compute the step count of TensorFlow 1's Adam from the powers of its betas."""
     for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
         if power is not None and _SMALLEST_POWER < power < 1.0 and 0.0 < beta < 1.0:
             return round(math.log(power) / math.log(beta)) - 1
@@ -210,19 +146,7 @@ def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0
 
 
 def fewest_steps(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Compute a lower bound of the step count of TensorFlow 1's Adam, for powers from which it cannot be computed.
-
-    >>> fewest_steps({"beta1_power": 0.0, "beta2_power": 1e-36})
-    80551
-
-    Args:
-        powers: the values of the variables `beta1_power` and `beta2_power`.
-        betas: the optimizer's `beta1` and `beta2`.
-
-    Returns:
-        The number of steps after which both powers are so small that Adam's bias corrections are 1, or None if the
-        powers are larger, or are not in the file.
-    """
+    """Compute a lower bound of the step count of TensorFlow 1's Adam, for powers from which it cannot be computed."""
     small = [0.0 <= powers.get(name, 1.0) <= _SMALLEST_POWER for name in ("beta1_power", "beta2_power")]
     if not all(small):
         return None
@@ -230,20 +154,7 @@ def fewest_steps(powers: Mapping[str, float], betas: tuple[float, float] = (0.9,
 
 
 def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
-    """Return Nadam's product of momenta after a number of steps.
-
-    >>> round(nadam_product(0.9, 1), 3)
-    0.468
-
-    Args:
-        beta_1: the optimizer's `beta_1`.
-        iterations: the number of steps taken.
-        decay: the decay in the optimizer's momentum schedule: 1 in Keras 3 and tf_keras, and 0.004 in
-            tf_keras.optimizers.legacy.
-
-    Returns:
-        The product, or 0 if it is smaller than 1e-37.
-    """
+    """Return Nadam's product of momenta after a number of steps."""
     product = 1.0
     for step in range(1, iterations + 1):
         product *= beta_1 * (1.0 - 0.5 * 0.96 ** (decay * step))

@@ -11,15 +11,7 @@ from tf_lossscale.migrate.checkpoints.saved import scale_values
 
 
 def target_of(optimizer: Any) -> Target | None:
-    """Return access to an optimizer's state. If its library is not supported, return None.
-
-    >>> import tensorflow as tf
-    >>> target_of(tf.keras.optimizers.SGD(0.5)).learning_rate().numpy().item()
-    0.5
-
-    Args:
-        optimizer: an optimizer, with or without a LossScaleOptimizer around it.
-    """
+    """Return access to an optimizer's state. If its library is not supported, return None."""
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
         inner = inner.inner_optimizer
@@ -31,13 +23,7 @@ def target_of(optimizer: Any) -> Target | None:
 
 
 class Target:
-    """An optimizer of Keras 3, which keeps each kind of slot as a list of variables.
-
-    Args:
-        optimizer: the optimizer, with or without a wrapper.
-        inner: the optimizer without its wrapper.
-        library: the optimizer's library, as in `saved.Optimizer.family`.
-    """
+    """An optimizer of Keras 3, which keeps each kind of slot as a list of variables."""
 
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas.
     slots_are_lists = True
@@ -76,16 +62,7 @@ class Target:
         return list(variables() if callable(variables) else variables)
 
     def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        """Return a variable's slot. If the slot does not exist, return None.
-
-        Args:
-            variable: the variable.
-            name: the slot's name in TensorFlow 2.
-            attribute: the attribute in which Keras 3 stores the list of these slots, one for each variable.
-
-        Raises:
-            KeyError: the optimizer was not built for the variable.
-        """
+        """Return a variable's slot. If the slot does not exist, return None."""
         del name
         slots = getattr(self.inner, attribute, None)
         return slots[self._index(variable)] if slots else None
