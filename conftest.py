@@ -1,9 +1,8 @@
 """Creates four virtual CPUs, or connects to the cluster in TF_CONFIG, before TensorFlow initializes its devices."""
 
-import collections
 import gc
+import itertools
 import os
-import re
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -27,19 +26,25 @@ hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("same")
 
 
-def pytest_collection_modifyitems(items):
-    """Mark exhaustive tests, and put slow tests first, so that no process runs one while the others are idle."""
-    counts, seen = collections.Counter(), set()
-    for item in items:
-        sampled = item.get_closest_marker("sampled")
-        if sampled:
-            test = item.nodeid.partition("[")[0]
-            values = {(test, i, value) for i, value in enumerate(re.split("[-|/]", item.callspec.id))}
-            if counts[test] % sampled.args[0] and values <= seen:
-                item.add_marker("exhaustive")
+def pytest_collection_modifyitems(config, items):
+    """Mark the cases of each table by their tier, and put slow tests first, so that no process waits for the others."""
+    whole = not any("::" in argument for argument in config.args) and not strategies.ROLE
+    for test, cases in itertools.groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        cases = list(cases)
+        table = cases[0].get_closest_marker("table")
+        unknown = set(table.args) - {case.callspec.id for case in cases} if table and whole else ()
+        if unknown:
+            raise pytest.UsageError(f"{test} has no cases {sorted(unknown)}, which the marker `table` names")
+        for number, case in enumerate(cases if table else ()):
+            if case.callspec.id in table.args:
+                case.add_marker("first")
             else:
-                seen |= values
-            counts[test] += 1
+                other = pytest.mark.exhaustive if number % table.kwargs["every"] else pytest.mark.wide("of a table")
+                case.add_marker(other)
+    for item in items:
+        wide = item.get_closest_marker("wide")
+        if wide and not (wide.args and " " in wide.args[0]):
+            raise pytest.UsageError(f"{item.nodeid}: write a reason: pytest.mark.wide('repeats ...')")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

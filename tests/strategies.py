@@ -28,7 +28,7 @@ def here(*names):
     return OVER_PROCESSES.get(ROLE, list(names))
 
 
-# All GPUs of this machine, for `make test-gpu`; skipped where there is none.
+# All GPUs of this machine, for tests with the marker `gpu`; skipped where there is none.
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import tf_lossscale
 from tf_lossscale import cli
+from tools import plots
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -29,32 +30,6 @@ def test_every_public_name_of_a_subpackage_is_in_the_reference_once(subpackage):
     assert sorted(shown) == sorted(name for name in public if not name.startswith("__"))
 
 
-PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "recipes").glob("*.md")])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_opens_with_a_sentence(page):
-    title, opening = [line for line in page.read_text().splitlines() if line][:2]
-    assert title.startswith("# ")
-    assert re.match(r"[A-Z`]", opening), opening
-
-
-def code_lines():
-    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
-        for number, line in enumerate(re.findall(r"(?s)```.*?```", page.read_text()), 1):
-            yield from ((f"{page.name}, block {number}", each) for each in line.splitlines())
-    for module in SUBPACKAGES:
-        for name in importlib.import_module(f"tf_lossscale{module}").__all__:
-            public = getattr(importlib.import_module(f"tf_lossscale{module}"), name)
-            for line in (getattr(public, "__doc__", None) or "").splitlines():
-                if line.lstrip().startswith((">>> ", "... ")):
-                    yield name, line.strip()
-
-
-def test_code_fits_beside_the_sidebars():
-    assert [(where, line) for where, line in code_lines() if len(line) > 98] == []
-
-
 def test_every_command_is_in_the_reference():
     page = (DOCS / "reference" / "command.md").read_text()
     for command in cli._COMMANDS:
@@ -62,11 +37,10 @@ def test_every_command_is_in_the_reference():
 
 
 def test_the_plots_show_what_the_text_says(tmp_path):
-    plots = runpy.run_path(str(DOCS / "plots.py"))
-    zeros = plots["draw_gradients"](tmp_path / "gradients.svg")
+    zeros = plots.draw_gradients(tmp_path / "gradients.svg")
     assert zeros["without a scale"] > 0.9
     assert zeros["with a scale of 2**15"] < 0.3
-    assert 3 < plots["draw_scale"](tmp_path / "scale.svg", steps=10) < 10
+    assert 3 < plots.draw_scale(tmp_path / "scale.svg", steps=10) < 10
 
 
 PACKAGE = ROOT / "tf_lossscale"
@@ -106,8 +80,7 @@ def test_the_tree_of_the_architecture_has_every_module_once(folder):
 
 @pytest.mark.slow
 def test_the_plots_are_drawn_whole(tmp_path):
-    main = runpy.run_path(str(DOCS / "plots.py"))["main"]
-    _, skipped, (skipped_in_the_demo, counted) = main([str(tmp_path)])
+    _, skipped, (skipped_in_the_demo, counted) = plots.main([str(tmp_path)])
     assert 5 < skipped < 20
     assert skipped_in_the_demo < 10
     assert counted == 60

@@ -2,10 +2,11 @@
 
 import pathlib
 import re
-import runpy
 
 import nbformat
 import pytest
+
+from tools import notebooks
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -16,9 +17,8 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 def test_a_notebook_runs_and_prints_what_is_stored(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-    tool = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))
     stored = nbformat.read(path, as_version=4)
-    assert tool["printed"](tool["executed"](path)) == tool["printed"](stored)
+    assert notebooks.printed(notebooks.executed(path)) == notebooks.printed(stored)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -24,7 +24,7 @@ def why_not(*modules):
     imports = f"import {', '.join(modules)}"
     found = subprocess.run([PYTHON, "-c", imports], capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     if found.returncode:
-        return f"{PYTHON} has no {' and '.join(modules)}: pip install 'tf-lossscale[tpu-check]' (make test-tpu does)"
+        return f"{PYTHON} has no {' and '.join(modules)}: `make release-check ONLY=TPU` installs them"
     return None
 
 

@@ -100,15 +100,6 @@ def check(recording, name):
             running.close()
 
 
-@pytest.mark.parametrize("recording", LEGACY[1:])
-def test_the_legacy_optimizers_of_all_versions_took_the_same_steps(recording):
-    first, other = recordings.load(LEGACY[0]), recordings.load(recording)
-    assert replay.OPTIMIZERS[recording] is replay.OPTIMIZERS[LEGACY[0]]
-    for part in ("traces", "sequences", "initial_variables"):
-        assert other[part] == first[part]
-    assert len(first["traces"]) == 106
-
-
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("recording", "name"), [case(file, name) for file in FILES for name in recordings.load(file)["traces"]]

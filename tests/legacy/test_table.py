@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests.migrate.codemod import docs_table
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import files, names
+from tools import migration_table
 
 NEW = "tf_lossscale.legacy.DynamicLossScale"
 
@@ -39,7 +39,7 @@ def test_a_row_is_enough_for_search_rewrite_install_and_docs(row, tmp_path):
     assert not hasattr(tf, "splines")
     assert not hasattr(tf.train.experimental, "reticulate")
 
-    assert f"`reticulate` -> `{NEW}(initial_loss_scale=start)`" in docs_table.tables()
+    assert f"`reticulate` -> `{NEW}(initial_loss_scale=start)`" in migration_table.tables()
 
 
 def test_the_row_is_what_makes_it_work():

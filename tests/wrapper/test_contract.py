@@ -40,43 +40,6 @@ def setup(family):
     return tf.Variable(2.0), LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
 
 
-@all_families
-@compiled
-def test_the_tensorflow_2_contract_equals_the_bare_optimizer(family, compiled, warnings):
-    weight, optimizer = setup(family)
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(0.25 * weight**2)
-        (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
-        optimizer.apply_gradients([(gradient, weight)])
-
-    run(step, compiled)
-    assert weight.numpy() == bare(family)
-    assert not warnings
-
-
-@pytest.mark.sampled(7)
-@all_families
-@compiled
-@pytest.mark.parametrize("method", ["apply_gradients", "apply"])
-def test_the_keras_3_contract_equals_the_bare_optimizer(family, compiled, method, warnings):
-    weight, optimizer = setup(family)
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(0.25 * weight**2)
-        gradient = tape.gradient(loss, weight)
-        if method == "apply":
-            optimizer.apply([gradient], [weight])
-        else:
-            optimizer.apply_gradients([(gradient, weight)])
-
-    run(step, compiled)
-    assert weight.numpy() == bare(family)
-    assert not warnings
-
-
 @pytest.mark.sampled(7)
 @all_families
 @compiled
@@ -108,46 +71,6 @@ def test_grad_loss_multiplies_the_gradient(family):
     weight, optimizer = setup(family)
     optimizer.minimize(lambda: 3.0 * weight, [weight], grad_loss=tf.constant(0.5))
     assert weight.numpy() == 2.0 - 0.5 * 1.5
-
-
-@pytest.mark.sampled(7)
-@all_families
-@pytest.mark.parametrize("order", ["get_scaled_loss first", "scale_loss first"])
-@compiled
-def test_code_that_probes_for_either_api_trains_the_same(family, order, compiled):
-    weight, optimizer = setup(family)
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = 0.25 * weight**2
-            if order == "get_scaled_loss first" and hasattr(optimizer, "get_scaled_loss"):
-                scaled = optimizer.get_scaled_loss(loss)
-            elif hasattr(optimizer, "scale_loss"):
-                scaled = optimizer.scale_loss(loss)
-            else:
-                scaled = loss
-        gradients = tape.gradient(scaled, [weight])
-        if order == "get_scaled_loss first":
-            gradients = optimizer.get_unscaled_gradients(gradients)
-        optimizer.apply_gradients(zip(gradients, [weight]))
-
-    run(step, compiled)
-    assert weight.numpy() == bare(family)
-
-
-@all_families
-def test_scaling_in_a_tf_function_and_applying_outside_goes_on_after_the_first_trace(family):
-    weight, optimizer = setup(family)
-
-    @tf.function
-    def gradient():
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(0.25 * weight**2)
-        return tape.gradient(loss, weight)
-
-    for _ in range(3):
-        optimizer.apply_gradients([(gradient(), weight)])
-    assert weight.numpy() == bare(family)
 
 
 @all_families
@@ -466,28 +389,6 @@ def test_fit_refuses_a_loss_that_is_scaled_already(family, method):
 
 
 @all_families
-def test_a_gradient_function_and_an_update_function_of_their_own_follow_either_way(family):
-    for keras_3 in (False, True):
-        weight, optimizer = setup(family)
-
-        @tf.function
-        def gradient(optimizer=optimizer, weight=weight, keras_3=keras_3):
-            with tf.GradientTape() as tape:
-                loss = 0.25 * weight**2
-                loss = optimizer.scale_loss(loss) if keras_3 else optimizer.get_scaled_loss(loss)
-            found = tape.gradient(loss, weight)
-            return found if keras_3 else optimizer.get_unscaled_gradients([found])[0]
-
-        @tf.function
-        def update(gradient, optimizer=optimizer, weight=weight):
-            optimizer.apply_gradients([(gradient, weight)])
-
-        for _ in range(3):
-            update(gradient())
-        assert weight.numpy() == bare(family)
-
-
-@all_families
 def test_a_function_that_was_traced_for_unscaled_gradients_refuses_scaled_ones_when_it_is_called(family):
     weight, optimizer = setup(family)
     update = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
@@ -649,22 +550,6 @@ def test_a_skipped_step_counts_in_the_tensorflow_2_contract_and_not_in_keras_3s(
 
 
 @all_families
-def test_only_apply_gradients_moves_the_scale_so_micro_batches_can_be_summed(family):
-    weight, optimizer = setup(family)
-    total_scaled, total_unscaled = tf.constant(0.0), tf.constant(0.0)
-    for _ in range(4):
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(0.75 * weight)
-        scaled = tape.gradient(loss, weight)
-        total_scaled += scaled
-        total_unscaled += optimizer.get_unscaled_gradients([scaled])[0]
-    assert float(optimizer.loss_scale) == 1024.0
-    assert optimizer.get_unscaled_gradients([total_scaled])[0].numpy() == total_unscaled.numpy() == 3.0
-    optimizer.apply_gradients([(total_unscaled, weight)])
-    assert weight.numpy() == 0.5
-
-
-@all_families
 def test_losses_of_every_kind_are_scaled_in_their_own_dtype(family):
     _, optimizer = setup(family)
     for dtype in ("float16", "bfloat16", "float32", "float64"):
@@ -781,23 +666,6 @@ def test_a_loss_function_that_is_scaled_once_can_be_called_in_every_step(family,
             loss = loss_fn()
         optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
 
-    run(step, compiled)
-    assert weight.numpy() == bare(family)
-
-
-@pytest.mark.parametrize("family", ALL_FAMILIES[:4], ids=lambda family: family.name)
-@compiled
-def test_a_look_at_the_unscaled_norm_does_not_make_apply_gradients_apply_scaled_gradients(family, compiled):
-    weight, optimizer = setup(family)
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(0.25 * weight**2)
-        gradients = tape.gradient(loss, [weight])
-        tf.linalg.global_norm(optimizer.get_unscaled_gradients(gradients))  # for a log
-        optimizer.apply_gradients(zip(gradients, [weight]))
-
-    optimizer.build([weight])
     run(step, compiled)
     assert weight.numpy() == bare(family)
 

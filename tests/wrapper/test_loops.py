@@ -7,11 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import FAMILIES, IDS
+from tests.families import all_families, families
 from tf_lossscale import LossScaleOptimizer
 
-RATE, STEPS = 0.25, 3
-families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+RATE, STEPS = 0.5, 3
 
 
 class Loop:
@@ -20,7 +19,7 @@ class Loop:
     def __init__(self, family, run):
         self.run = run
         self.weights = [tf.Variable(4.0), tf.Variable(4.0)]
-        self.make = lambda: LossScaleOptimizer(family.optimizers.SGD(RATE), initial_scale=64.0, dynamic_growth_steps=2)
+        self.make = lambda: LossScaleOptimizer(family.sgd(), initial_scale=64.0, dynamic_growth_steps=2)
         self.optimizer, self.other = self.make(), self.make()
         self.optimizer.build(self.weights)
         self.totals = [tf.Variable(0.0), tf.Variable(0.0)]
@@ -59,7 +58,7 @@ class Loop:
         self.function("step", lambda: self.update(self.scaled_gradients("scale_loss")))()
 
     def minimize(self):
-        self.function("step", lambda: self.optimizer.minimize(self.loss, self.weights))()
+        self.function("step", lambda: self.optimizer.minimize(self.loss, var_list=self.weights))()
 
     def look_at_the_norm(self):
         def step():
@@ -103,6 +102,9 @@ class Loop:
     def scaled_gradients_and_update_in_two_functions(self):
         gradients = self.function("gradients", lambda: self.scaled_gradients("scale_loss"))()
         self.function("update", lambda *given: self.optimizer.apply(given, self.weights))(*gradients)
+
+    def scaled_gradients_in_a_function_and_update_outside(self):
+        self.update(self.function("gradients", lambda: self.scaled_gradients("scale_loss"))())
 
     def nested_functions(self):
         inner = self.function("inner", self.unscaled)
@@ -153,14 +155,17 @@ LOOPS = [name for name, value in vars(Loop).items() if callable(value) and not n
 LOOPS = LOOPS[LOOPS.index("tensorflow_2") :]
 
 
-@families
+@all_families
 @pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "function"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_moves_the_weights_as_the_bare_optimizer_does(family, run, name):
+def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothing(family, run, name, caplog):
     loop = Loop(family, run)
     for _ in range(STEPS):
         getattr(loop, name)()
     assert [weight.numpy() for weight in loop.weights] == [4.0 - STEPS * RATE, 4.0 - 2 * STEPS * RATE]
+    updates = 2 * STEPS if name == "one_loss_and_two_updates" else STEPS
+    assert float(loop.optimizer.loss_scale) == 64.0 * 2 ** (updates // 2)
+    assert not [record for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
 
 
 @families
