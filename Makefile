@@ -55,7 +55,7 @@ doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
 unit: $(VENV)/.test
-	$(PYTEST) -p tools.budget -m "$(FIRST) and not ($(ON_DEMAND))" $(SUITE)
+	$(PYTEST) -p tools.summary -m "$(FIRST) and not ($(ON_DEMAND))" $(SUITE)
 
 ## Test old and new versions of TensorFlow and Python. SESSION="tests(2.16-3.11-all)" runs one session.
 nox: $(VENV)/.nox

@@ -76,6 +76,7 @@ def test_a_sparse_row_that_only_the_scale_makes_infinite_is_a_row_of_the_table()
     assert agreed == (0, "sparse rows with the same index")
 
 
+@pytest.mark.table("tf_keras_legacy", every=1)
 @pytest.mark.parametrize("name", ["tf_keras", "tf_keras_legacy"])
 def test_two_replicas_take_the_same_steps_as_on_the_original(name):
     original = differential.ORIGINALS[name]

@@ -57,6 +57,7 @@ def stops_of_the_tour():
     return [pytest.param(re.findall(r"`([^`\n]+)`", stop), id=str(i)) for i, stop in enumerate(stops) if "`" in stop]
 
 
+@pytest.mark.table("1", "7", "6", "3", every=1)
 @pytest.mark.parametrize("quoted", stops_of_the_tour())
 def test_the_tour_names_files_that_exist_and_functions_where_they_are(quoted):
     files = [PACKAGE / name for name in quoted if name.endswith(".py")]

@@ -51,6 +51,7 @@ def test_the_demo_prints_the_table_of_the_readme(tmp_path, capsys):
         assert f"| {' | '.join(row)} |" in readme
 
 
+@pytest.mark.wide("takes seconds")
 def test_the_demo_resumes_bit_for_bit_after_ctrl_c(tmp_path):
     train = demo()["train"]
     globals_ = train.__globals__

@@ -81,7 +81,17 @@ def wrapped_step(family, optimizer, x, variables, tensors):
     optimizer.apply_gradients(zip(gradients, variables))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "keras3-SGD",
+    "tf1-GradientDescentOptimizer",
+    "sonnet-Momentum",
+    "tf_keras-Lion",
+    "tf_keras_legacy-Adadelta",
+    "tf1-ProximalGradientDescentOptimizer",
+    "tf1-AdagradOptimizer",
+    "tf1-ProximalAdagradOptimizer",
+    every=7,
+)
 @pytest.mark.parametrize(("family", "name"), ROWS)
 def test_every_optimizer_takes_bit_for_bit_the_same_steps_with_a_power_of_two_scale_as_without(family, name):
     without = train(family, make(family, name), bare_step)

@@ -112,7 +112,7 @@ def test_public_names_may_be_imported_first_after_tensorflow_and_after_tf_keras(
     assert {line: text for line, (code, text) in outcomes.items() if code or "tf_lossscale" in text} == {}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.table(every=3)
 @pytest.mark.parametrize(
     "program",
     [

@@ -34,7 +34,7 @@ def data(n=64):
     return x, x.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("function-keras3", "function-tf_keras_legacy", every=7)
 @families
 @pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
 def test_compile_does_not_wrap_again_and_fit_learns_skips_and_grows(family, eagerly):
@@ -102,6 +102,7 @@ def guide_loop(keras, model, optimizer, steps):
         yield model.get_weights(), float(optimizer.loss_scale)
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_the_guides_loop_trains_step_by_step_as_tf_keras_did(family):
     rng = np.random.default_rng(1)
@@ -229,7 +230,7 @@ def checkpointed(tmp_path_factory):
     return fit
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-h5", "tf_keras-tf", "tf_keras_legacy-keras", every=7)
 @pytest.mark.parametrize(
     ("family", "kind"), [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind in FORMATS[f.name]]
 )

@@ -21,6 +21,7 @@ def alive():
     return collections.Counter(cls.__name__ for each in gc.get_objects() for cls in OURS if issubclass(type(each), cls))
 
 
+@pytest.mark.table("keras3-function", every=1)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @all_families
 def test_wrappers_and_traced_steps_are_freed(family, compiled):

@@ -105,7 +105,7 @@ def test_the_table_has_every_name_of_the_code_and_no_other():
     assert {name for name, _ in rows()} == names_in_code()
 
 
-@pytest.mark.parametrize(("name", "owner"), rows())
+@pytest.mark.parametrize(("name", "owner"), list(rows()))
 def test_the_installed_library_has_the_name(name, owner):
     if owner == "modules":
         importlib.import_module(name)

@@ -46,6 +46,7 @@ def scaled_posterior(target_log_prob_fn, surrogate_posterior, optimizer, num_ste
     return scaled(loss_fn, num_steps, optimizer, **of_minimize)
 
 
+@pytest.mark.table("keras3", every=1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_in_float32_every_number_is_that_of_tensorflow_probability(name):
     make = OPTIMIZERS[name]
@@ -53,6 +54,7 @@ def test_in_float32_every_number_is_that_of_tensorflow_probability(name):
     assert_same(trained(scaled, tf_lossscale.LossScaleOptimizer(make())), expected)
 
 
+@pytest.mark.table("keras3", every=1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_wrapper_can_be_given_to_tensorflow_probability_itself(name):
     make = OPTIMIZERS[name]
@@ -77,6 +79,7 @@ def test_optimizers_of_sonnet_which_tensorflow_probability_does_not_know():
     assert x.tolist() == [5.0, 5.0]
 
 
+@pytest.mark.table("ours", every=1)
 @pytest.mark.parametrize("minimize", [tfp.math.minimize, scaled], ids=["theirs", "ours"])
 def test_langevin_dynamics_in_a_legacy_graph_draw_the_same_noise(minimize):
     def run(minimize, wrap):

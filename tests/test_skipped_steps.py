@@ -105,7 +105,17 @@ def with_skipped_steps(optimizer, variables, skipped, contract, take=wrapped_ste
         take(optimizer, [gradient * overflow for gradient in gradients], variables, contract)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.table(
+    "apply-all-keras3-Adadelta-nothing",
+    "apply_gradients-first and middle-tf_keras-SGD-schedule",
+    "apply-first-tf_keras_legacy-Adam-decay",
+    "apply-first three-tf_keras-RMSprop-ema",
+    "apply-middle-keras3-Ftrl-ema of accumulated",
+    "apply-all-tf_keras-Lion-weight_decay",
+    "apply_gradients-all-keras3-ScheduleFreeAdamW-accumulation",
+    "apply-all-keras3-Adagrad-overwriting ema",
+    every=40,
+)
 @pytest.mark.parametrize(("family", "name", "feature"), ROWS)
 @skipped
 @contracts
@@ -151,7 +161,17 @@ def original_step(optimizer, gradients, variables, contract):
     optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(scaled), variables))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.table(
+    "all-tf_keras-RMSprop-weight_decay",
+    "first-tf_keras_legacy-Adadelta-nothing",
+    "first three-tf_keras_legacy-Adam-decay",
+    "first and middle-tf_keras_legacy-Adamax-schedule",
+    "first three-tf_keras-AdamW-overwriting ema",
+    "first and middle-tf_keras-Adafactor-ema",
+    "all-tf_keras_legacy-Ftrl-decay",
+    "first-tf_keras-Adagrad-nothing",
+    every=20,
+)
 @pytest.mark.parametrize(("family", "name", "feature"), [row for row in ROWS if row.values[0] is not KERAS3])
 @skipped
 def test_skipped_steps_do_what_they_did_in_the_original(family, name, feature, skipped):
@@ -206,7 +226,16 @@ WAYS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.table(
+    "first-apply-function-keras3",
+    "middle-apply_gradients-compiled function-keras3",
+    "first-apply-eager-tf_keras",
+    "first-apply-jit_compile-keras3",
+    "all-apply_gradients-compiled function-keras3",
+    "first three-apply-compiled function-keras3",
+    "first and middle-apply-compiled function-keras3",
+    every=6,
+)
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=["keras3", "tf_keras"])
 @pytest.mark.parametrize("way", WAYS)
 @contracts
@@ -230,6 +259,7 @@ def test_the_average_of_weights_that_never_change_is_these_weights(family, way, 
         np.testing.assert_allclose(copy, [10.0, -2.0], rtol=1e-6)
 
 
+@pytest.mark.table("skipped only-keras3", "skipped first-tf_keras", every=1)
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=["keras3", "tf_keras"])
 @pytest.mark.parametrize("bad_epochs", [1, 2], ids=["skipped first", "skipped only"])
 def test_a_fit_with_an_average_ends_with_weights_between_those_it_had(family, bad_epochs):

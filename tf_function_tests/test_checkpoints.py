@@ -61,7 +61,13 @@ def trained(tmp_path_factory):
 GOING_ON = (0.25, 1.0, np.nan)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "mirrored_2-tpu-inside-keras3",
+    "mirrored_2-none-outside-tf_keras_legacy",
+    "mirrored_2_apart-mirrored_4-outside-keras3",
+    "mirrored_2-tpu-inside-tf1",
+    every=1,
+)
 @all_families
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize(

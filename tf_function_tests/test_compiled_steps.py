@@ -39,6 +39,7 @@ def step_after(family, scale, kind=Step):
 CASES = {**{family: (family, Step) for family in ALL_IDS}, "shared": ("keras3", SharedStep)}
 
 
+@pytest.mark.table("keras3", "tf1", every=1)
 @pytest.mark.parametrize(("family", "kind"), CASES.values(), ids=CASES)
 def test_the_steps_that_are_exported_train_and_skip(family, kind):
     before, after = step_after(family, 2.0**10, kind)

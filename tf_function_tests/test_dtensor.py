@@ -50,7 +50,7 @@ def test_every_optimizer_for_a_mesh_is_tested():
     assert [name for name in dir(optimizers) if name[0].isupper()] == NAMES
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("function-Adagrad", "eager-SGD", "eager-AdamW", "eager-RMSprop", "function-Adadelta", every=7)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_a_step_on_a_mesh_is_a_step_without_and_nan_on_one_device_skips_it_on_all(name, compiled):

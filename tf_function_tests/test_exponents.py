@@ -34,7 +34,14 @@ def expected(gradient, scale, replicas):
     return {column(exponent): 2 for exponent in exponents}, {column(int(np.log2(0.25 * scale))): replicas}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "keras3-mirrored_2-function",
+    "tf1-none-eager",
+    "tf_keras-none-eager",
+    "keras3-tpu-function",
+    "keras3-one_device-function",
+    every=7,
+)
 @pytest.mark.parametrize(("family", "name", "call"), CELLS, ids=[f"{f.name}-{name}-{call}" for f, name, call in CELLS])
 def test_the_scaled_gradients_of_all_replicas_are_counted_in_applied_and_in_skipped_steps(family, name, call):
     cell = Cell(family, name, call, diagnose="exponents", diagnose_every=3)

@@ -64,7 +64,7 @@ def count(optimizer):
     return int(np.asarray(optimizer.iterations))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("mirrored_2-keras3", "none-tf_keras_legacy", every=7)
 @families
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family, name):
@@ -83,7 +83,7 @@ def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family
     assert count(optimizer) == (3 if family.name == "keras3" else 4)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("mirrored_2-keras3", every=7)
 @families
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
 def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
@@ -103,7 +103,7 @@ def learned_without(family):
     return model.get_weights(), float(model.optimizer.loss_scale)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("one_device-keras3", every=7)
 @families
 @pytest.mark.parametrize("name", ["none", "one_device"])
 def test_compiled_fit_in_float16_is_fit(family, name):

@@ -95,7 +95,13 @@ def operations(uses):
     return sorted(use.operation for use in uses)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "keras3-Adam-float64-sparse-unscaled-False",
+    "tf_keras-Adafactor-float32-sparse-scaled-True",
+    "tf1-Adam-bfloat16-dense-unscaled-True",
+    "sonnet-Adam-float16-sparse-unscaled-True",
+    every=7,
+)
 @pytest.mark.parametrize(("family", "inner", "dtype", "gradients", "contract", "diagnose"), CASES)
 def test_no_gradient_leaves_the_gpu_and_the_host_reads_predicates_alone(
     family, inner, dtype, gradients, contract, diagnose
@@ -118,7 +124,7 @@ def assert_only_predicates_are_read(read, in_every_step):
     assert {use.within for use in later} == {(), ("else_branch",)}, read
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.table("float16-small", "float32-sparse", "bfloat16-small", "float64-small", every=3)
 @pytest.mark.parametrize("gradients", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_counted_by_exponent_on_the_gpu(dtype, gradients):

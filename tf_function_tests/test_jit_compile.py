@@ -21,7 +21,9 @@ def cells():
     return found
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.table(
+    "keras3-none-function-inside", "tf1-mirrored_1-eager-inside", "tf_keras-mirrored_4-eager-inside", every=8
+)
 @pytest.mark.parametrize(("family", "name", "call", "where"), cells())
 def test_random_overflows_on_any_replica_lead_to_the_same_state(family, name, call, where):
     plain, compiled = (Cell(family, name, call, where, jit_compile=option) for option in (False, True))

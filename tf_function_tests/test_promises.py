@@ -39,7 +39,26 @@ def called_in_every_way():
                     yield pytest.param(family, named, call, id=f"{call}-{named}-{family.name}", marks=marks)
 
 
-@pytest.mark.parametrize(("family", "name", "call"), called_in_every_way())
+@pytest.mark.table(
+    "eager-none-keras3",
+    "function-none-keras3",
+    "compiled-none-keras3",
+    "function-mirrored_2-keras3",
+    "function-mirrored_4-keras3",
+    "eager-mirrored_2-tf_keras",
+    "function-mirrored_2-tf_keras_legacy",
+    "function-mirrored_2-tf1",
+    "function-none-sonnet",
+    "eager-none-tf1",
+    "function-mirrored_2_apart-keras3",
+    "function-central_storage-keras3",
+    "function-one_device-tf_keras",
+    "function-tpu-keras3",
+    "dataset_loop-mirrored_2-keras3",
+    "while_loop-mirrored_2-keras3",
+    every=1,
+)
+@pytest.mark.parametrize(("family", "name", "call"), list(called_in_every_way()))
 def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     cell = Cell(family, name, call)
     cell.step(*[0.5] * cell.replicas)
@@ -62,7 +81,14 @@ def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     assert np.ptp(cell.copies(cell.weight), axis=0).max() == 0
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "eager-none-tf_keras",
+    "function-mirrored_2-keras3",
+    "function-mirrored_2-tf1",
+    "compiled-none-tf_keras_legacy",
+    "function-none-sonnet",
+    every=7,
+)
 @families()
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("call", ["eager", "function", "compiled"])
@@ -79,7 +105,13 @@ def test_a_fixed_scale_that_only_skips_does_so_on_all_replicas(family, name, cal
     assert np.ptp(before, axis=0).max() == 0
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "function-mirrored_2-keras3",
+    "eager-mirrored_2-tf1",
+    "eager-mirrored_2-tf_keras",
+    "function-central_storage-keras3",
+    every=7,
+)
 @families()
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("call", ["eager", "function"])
@@ -97,7 +129,14 @@ def test_gradients_are_summed_before_the_check_and_before_clipping(family, name,
         np.testing.assert_allclose(cell.copies(cell.weight)[0], [1 - 0.5 / 2**0.5, -2 - 0.5 / 2**0.5], rtol=1e-6)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "mirrored_2-inside-keras3",
+    "one_device-outside-tf_keras_legacy",
+    "tpu-outside-tf_keras",
+    "one_device-inside-tf1",
+    "one_device-inside-sonnet",
+    every=7,
+)
 @families()
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
@@ -125,7 +164,7 @@ def steps_over_the_whole_batch(family, replicas):
     return taken
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("mirrored_2-keras3", "none-tf1", "central_storage-keras3", every=7)
 @families()
 @pytest.mark.parametrize("name", strategies.here("none", "mirrored_2", "mirrored_2_apart", "central_storage"))
 def test_random_overflows_follow_a_plain_model_of_the_state_machine(family, name):
@@ -243,6 +282,7 @@ def test_a_tf_function_has_one_conditional_and_is_traced_once(family):
     assert not {"PyFunc", "EagerPyFunc"} & set(operations)
 
 
+@pytest.mark.table("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1", every=1)
 @families()
 @pytest.mark.parametrize(("name", "conditionals"), [("mirrored_2", 1), ("central_storage", 1), ("mirrored_2_apart", 2)])
 def test_the_step_of_all_replicas_has_one_conditional_and_no_host_call(family, name, conditionals):
@@ -272,7 +312,15 @@ def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
     assert not operations & {"If", "StatelessIf", "IsFinite", "L2Loss"}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "mirrored_2-keras3",
+    "none-sonnet",
+    "central_storage-tf_keras",
+    "none-tf1",
+    "none-tf_keras_legacy",
+    "mirrored_2_apart-keras3",
+    every=7,
+)
 @families()
 @pytest.mark.parametrize("name", ["none", *SEVERAL])
 def test_small_gradients_are_summed_together_and_each_goes_to_its_variable(family, name):

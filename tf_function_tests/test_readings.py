@@ -15,7 +15,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-mirrored_2", "keras3-tpu", "keras3-one_device", every=7)
 @pytest.mark.parametrize(("family", "name"), CELLS, ids=[f"{family.name}-{name}" for family, name in CELLS])
 def test_an_overflow_on_any_replica_is_counted_once_and_under_its_variable(family, name):
     cell = Cell(family, name, "function", diagnose=True)
@@ -74,7 +74,7 @@ def test_a_stall_is_noticed_in_eager_mode_across_replicas():
     assert cell.steps == 100
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-mirrored_2", "keras3-tpu", "keras3-one_device", every=7)
 @pytest.mark.parametrize(("family", "name"), CELLS, ids=[f"{family.name}-{name}" for family, name in CELLS])
 def test_a_stall_is_printed_once_by_a_tf_function_for_all_replicas(family, name, capfd):
     if name.endswith("_apart"):

@@ -87,7 +87,7 @@ def after_two_good_steps(family, loop):
     return gan.state(0), gan.state(1)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-discriminator", every=7)
 @pytest.mark.parametrize(("which", "bad"), [(0, np.inf), (1, np.nan)], ids=["generator", "discriminator"])
 @pytest.mark.parametrize(
     ("family", "loop"), [(family, True) for family in FAMILIES] + [(FAMILIES[0], False)], ids=[*IDS, f"{IDS[0]}-eager"]

@@ -11,6 +11,8 @@ from absl import logging
 from tests import numerics, strategies
 from tf_lossscale import LossScaleOptimizer, amp
 
+pytestmark = pytest.mark.wide("training cells in more situations")
+
 LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
 OUTPUT, LABEL = np.array([[0.2, 0.8], [0.6, 0.4]], "float32"), np.array([[0.5, 0.5], [0.9, 0.1]], "float32")
 # sum(label * log(label / output)) / 2, and the same with the two exchanged.
@@ -89,6 +91,7 @@ def test_a_loss_whose_names_do_not_contradict_mindspore_takes_the_output_first(l
     assert amp.WithLoss(lambda x: x, loss_fn)(3, 1) == 2
 
 
+@pytest.mark.first
 def test_a_loss_must_be_a_function():
     with pytest.raises(TypeError, match="must be a function"):
         amp.WithLoss(lambda x: x, "mse")
@@ -137,6 +140,7 @@ def test_the_backbone_is_in_training_mode_until_set_train_says_otherwise(library
     assert (np.asarray(norm.moving_mean) > before).all()
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_step_by_hand_equals_one_without_a_scale(library):
     keras = LIBRARIES[library]
@@ -164,6 +168,7 @@ SCALES = {
 }
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("kind", SCALES)
 def test_a_step_with_loss_scale_returns_loss_overflow_and_scale(kind):
     model = network(tf.keras)
@@ -257,6 +262,7 @@ def test_a_cell_of_several_replicas_that_is_called_outside_of_run_says_so_and_ch
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2"])
 @pytest.mark.parametrize("drop", [True, False])

@@ -12,6 +12,8 @@ import tf_keras
 
 from tf_lossscale import amp
 
+pytestmark = pytest.mark.wide("the levels in many kinds of layers")
+
 RECORDED = json.loads(
     gzip.decompress((pathlib.Path(__file__).parents[1] / "conformance/data/mindspore_managers.json.gz").read_bytes())
 )["auto_mixed_precision"]
@@ -50,6 +52,7 @@ def lenet(keras):
     )
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -96,6 +99,7 @@ def test_a_layer_set_by_hand_stays_in_o1_and_auto_and_not_in_o2_and_o3(library):
         assert model.get_layer("fc1").compute_dtype == expected, level
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_level_o0_changes_nothing_and_o1_and_auto_change_only_what_they_name(library):
     keras = LIBRARIES[library]
@@ -277,6 +281,7 @@ def test_the_result_is_a_table():
     assert table[1] == ("bn1", "BatchNormalization", "float32", "float32")
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("level", ["O4", "o1", 1, None])
 def test_an_unknown_level_is_a_value_error_and_changes_nothing(level):
     model = lenet(tf.keras)
@@ -294,6 +299,7 @@ def test_a_dtype_of_tensorflow_or_numpy_is_taken():
     assert model.layers[0].compute_dtype == "float16"
 
 
+@pytest.mark.first
 def test_bad_networks_and_dtypes_are_refused():
     with pytest.raises(TypeError, match="must be a Keras model"):
         amp.auto_mixed_precision(5, "auto")

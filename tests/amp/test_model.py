@@ -11,6 +11,8 @@ import tf_keras
 from tests import strategies
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer, amp
 
+pytestmark = pytest.mark.wide("the levels, managers and cells of the first tier in the training loops of Keras")
+
 LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
 
 
@@ -24,7 +26,7 @@ def dataset(batches=8):
     return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(4)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-O3", "tf_keras-O0", "keras3-O1", every=7)
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_training_lowers_the_loss_at_every_level(library, level):
@@ -39,6 +41,7 @@ def test_training_lowers_the_loss_at_every_level(library, level):
     assert isinstance(model.optimizer, LossScaleOptimizer) == (level in ("O2", "auto"))
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_manager_sets_scale_and_window(library):
     keras = LIBRARIES[library]
@@ -54,6 +57,7 @@ def gradient_step(optimizer, weight, gradient):
     optimizer.apply_gradients([(gradient, weight)])
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_drop_overflow_update_decides_whether_an_overflow_is_applied(make, compiled):
@@ -70,6 +74,7 @@ def test_drop_overflow_update_decides_whether_an_overflow_is_applied(make, compi
         assert weight.numpy().item() == after, "lost in the config"
 
 
+@pytest.mark.first
 def test_bad_managers_and_combinations_are_refused():
     with pytest.raises(TypeError, match=r"TensorFlow 2\.3's argument"):
         LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale="dynamic")
@@ -116,6 +121,7 @@ def monitor_lines(capsys):
     return re.findall(r"epoch: \d+ step: .*", capsys.readouterr().out)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_monitors_print_the_loss_and_the_scale(library, capsys):
     keras = LIBRARIES[library]
@@ -346,6 +352,7 @@ def test_the_loss_monitor_prints_keras_loss_where_a_train_step_computes_it_alone
     assert printed(capsys) == [7.0, 7.0]
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"])
 def test_a_training_cell_is_trained_by_the_model(library, kind, capsys):

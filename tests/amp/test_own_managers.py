@@ -8,6 +8,8 @@ from absl import logging
 
 from tf_lossscale import LossScaleOptimizer, amp
 
+pytestmark = pytest.mark.wide("managers of a user's own in more situations")
+
 
 class Thirds(amp.LossScaleManager):
     """By numbers alone."""
@@ -62,6 +64,14 @@ MANAGERS = {
 }
 
 
+@pytest.mark.table(
+    "SGD0-function-answer",
+    "SGD1-eager-cell",
+    "SGD1-eager-unchanged",
+    "SGD1-eager-numbers",
+    "SGD1-eager-derived",
+    every=1,
+)
 @pytest.mark.parametrize("name", MANAGERS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
@@ -178,6 +188,7 @@ def test_an_attribute_with_the_name_of_a_method_is_an_error_that_names_it(name):
     LossScaleOptimizer(optimizer, loss_scale=Thirds())
 
 
+@pytest.mark.first
 def test_a_manager_is_no_manager_without_its_two_methods():
     with pytest.raises(TypeError, match="abstract"):
         amp.LossScaleManager()

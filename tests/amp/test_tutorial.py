@@ -22,6 +22,8 @@ from tf_lossscale.amp import (
     to_float,
 )
 
+pytestmark = pytest.mark.wide("the levels and managers in the programs of MindSpore's tutorial")
+
 LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
 libraries = pytest.mark.parametrize("library", LIBRARIES)
 

@@ -235,6 +235,7 @@ def differs_on_purpose(side, call, parts):
     return call == "from_config" and isinstance(side.optimizer.inner_optimizer, tf_keras.optimizers.Lion)
 
 
+@pytest.mark.table("keras3", every=1)
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
 def test_any_sequence_of_calls_does_what_it_does_on_the_librarys_own_wrapper(peer):
     @SETTINGS

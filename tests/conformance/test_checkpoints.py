@@ -184,6 +184,9 @@ def model_of(name, meta):
     return model
 
 
+@pytest.mark.table(
+    "tf2.2.3_model_adam_weights_tf", "tf2.0.4_model_adam_weights_tf", "tf2.4.4_model_adam_weights_tf", every=1
+)
 @pytest.mark.parametrize("name", weight_files())
 def test_weights_that_the_original_saved_load_into_a_model_with_the_wrapper_and_training_goes_on(checkpoints, name):
     meta = json.loads((checkpoints / name / "meta.json").read_text())

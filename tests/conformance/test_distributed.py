@@ -41,7 +41,15 @@ def cases():
                 yield recording, source, name
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "keras3_lso-lso_tf28-only_replica_1_nonfinite|adam|dynamic|eager",
+    "lso_tf24-lso_tf24-finite_only|adam|fixed|tf.function",
+    "lso_tf24-lso_tf24-only_replica_0_nonfinite|sgd|dynamic|eager",
+    "lso_tf24-lso_tf24-both_nonfinite|sgd|dynamic|eager",
+    "lso_tfkeras221_new-lso_tfkeras221_new-only_replica_0_nonfinite|adam|dynamic|eager",
+    "keras3_lso-lso_tf28-both_sometimes|adam|dynamic|tf.function",
+    every=7,
+)
 @pytest.mark.parametrize(("recording", "source", "name"), list(cases()))
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
     strategy = strategies.get("mirrored_2")
@@ -108,7 +116,13 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "lso_tfkeras221_new-TPUStrategy (fake instance, patched get_strategy)-constructed in scope",
+    "keras3_lso-CentralStorageStrategy(2 cpus)-constructed outside",
+    "lso_tf28-OneDeviceStrategy-constructed in scope",
+    "keras3_lso-MirroredStrategy(2 cpus)-constructed in scope",
+    every=7,
+)
 @pytest.mark.parametrize("made", ["constructed in scope", "constructed outside"])
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("recording", ["lso_tf28", "lso_tfkeras221_new", "keras3_lso"])

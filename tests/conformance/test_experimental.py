@@ -13,6 +13,8 @@ from tests.conformance.record import calls
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 
+pytestmark = pytest.mark.wide("the calls and traces of TensorFlow 2.3, which are as in 2.4")
+
 RECORDED = recordings.load("lso_experimental_tf23")
 
 # Pattern of traces -> why we differ on purpose. What we do instead is what eager mode does.
@@ -73,7 +75,7 @@ def run(case, how):
 TRACES = [name for name, case in RECORDED["traces"].items() if "trace" in case]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(every=7)
 @pytest.mark.parametrize("name", TRACES)
 def test_traces_agree_with_the_original(name):
     case = RECORDED["traces"][name]
@@ -98,6 +100,7 @@ def test_traces_agree_with_the_original(name):
                 assert value == (None if want is None else float(want)), where
 
 
+@pytest.mark.first
 def test_every_trace_is_replayed_or_says_why_not():
     refused = [name for name, case in RECORDED["traces"].items() if "error" in case]
     for name in refused:
@@ -110,6 +113,7 @@ def test_every_trace_is_replayed_or_says_why_not():
     assert len(refused) + len(TRACES) == len(RECORDED["traces"])
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("name", calls.EXPERIMENTAL_CONFIGS)
 def test_configs_are_those_of_the_original_and_round_trip(name):
     recorded = RECORDED["configs"][f"get_config, config {name}"]["ok"]
@@ -204,7 +208,7 @@ def test_loss_and_gradients_are_scaled_to_the_recorded_numbers(probe):
 
 
 # Extremes from scales that the original took although nothing can be trained with them, as it went.
-@pytest.mark.sampled(3)
+@pytest.mark.table(every=3)
 @pytest.mark.parametrize("case", RECORDED["extremes"])
 def test_the_ends_of_float32_are_survived_as_recorded(case):
     recorded = RECORDED["extremes"][case]
@@ -231,7 +235,7 @@ def test_the_ends_of_float32_are_survived_as_recorded(case):
         np.testing.assert_allclose(float(variable), float(expected["v"][i]) - ahead, 1e-6, 1e-7, err_msg=str(i))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(every=7)
 @pytest.mark.parametrize("name", RECORDED["distributed"])
 def test_mirrored_replicas_agree_as_recorded(name):
     recorded = RECORDED["distributed"][name]
@@ -317,6 +321,7 @@ ELSEWHERE = (
 )
 
 
+@pytest.mark.table("scaling", "configs", "api_probes", "warnings", "errors", every=1)
 @pytest.mark.parametrize("section", test_probes.TABLES)
 def test_calls_do_what_the_recorded_ones_did(section, monkeypatch):
     monkeypatch.setattr(probes, "Bench", Bench)

@@ -187,6 +187,14 @@ def check(family, probe, call, recorded):
     return None
 
 
+@pytest.mark.table(
+    "lso_tfkeras221_legacy-scaling",
+    "lso_tf24-configs",
+    "lso_tfkeras221_new-api_probes",
+    "lso_tf28-warnings",
+    "keras3_lso-errors",
+    every=1,
+)
 @pytest.mark.parametrize("section", TABLES)
 @pytest.mark.parametrize("family", EXPECTED)
 def test_calls_do_what_the_recorded_ones_did(family, section):

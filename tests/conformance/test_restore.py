@@ -50,7 +50,17 @@ def same(got, expected, where):
     np.testing.assert_allclose(got, recordings.array(expected), 1e-5, 1e-6, err_msg=where)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "tfkeras2.21_new_lso_fixed_adam-keras3",
+    "tfkeras2.21_new_plain_adam_no_wrapper-tf_keras",
+    "tfkeras2.21_legacy_lso_sgd_momentum-tf_keras_legacy",
+    "tfkeras2.21_legacy_lso_fixed_adam-keras3",
+    "tfkeras2.21_legacy_plain_adam_no_wrapper-keras3",
+    "tf2.8.4_plain_adam_no_wrapper-keras3",
+    "tf1.15.5_mpls_momentum_saver-tf_keras_legacy",
+    "tf2.0.4_lso_fixed_adam-tf_keras_legacy",
+    every=7,
+)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*names(), *OLD])
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(checkpoints, name, target):  # noqa: F811
@@ -113,7 +123,17 @@ def fitting(name):
     return "tf_keras" if "_new_" in name else "tf_keras_legacy"
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "tfkeras2.21_legacy_model_adam_keras-keras3",
+    "tf2.2.3_model_adam_weights_tf-tf_keras_legacy",
+    "tfkeras2.21_new_model_adam_h5-tf_keras",
+    "tf2.0.4_model_adam_savedmodel-tf_keras_legacy",
+    "tf1.15.5_model_adam_weights_tf-tf_keras_legacy",
+    "tf2.8.4_model_adam_h5-tf_keras_legacy",
+    "tf2.0.4_model_adam_weights_tf-keras3",
+    "tf2.1.4_model_adam_weights_tf-keras3",
+    every=7,
+)
 @pytest.mark.parametrize(
     ("name", "target"),
     [(n, t) for n in model_files() for t in ("keras3", fitting(n)) if t == "keras3" or not n.startswith("keras3")],

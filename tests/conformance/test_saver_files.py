@@ -60,6 +60,7 @@ class Graph:
             self.check(session, expected, f"step {i}")
 
 
+@pytest.mark.table("tf1.15.5_mpls_adam_checkpoint", every=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_training_goes_on_in_a_graph(checkpoints, name):  # noqa: F811
     meta = json.loads((checkpoints / name / "meta.json").read_text())

@@ -100,7 +100,17 @@ def check(recording, name):
             running.close()
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "lso_tfkeras221_new|sgd|g3|A_dense|tape|var_dtype=float64",
+    "keras3_lso|adam|half15|H_half_range|tape_function|loss_dtype=float16",
+    "lso_tf24|adam_clipvalue|nonpow|B_sparse_none|minimize",
+    "lso_tf24|sgd|fixed0p7|F_dense_finite|minimize_function",
+    "lso_tfkeras221_new|adamw|fixed3|F_finite|tape",
+    "lso_tfkeras221_new|adamax|default|C_overflow_bursts|minimize",
+    "keras3_lso|sgd|nearmax|D_rare|tape",
+    "keras3_lso|adam|floor|E_often|tape",
+    every=7,
+)
 @pytest.mark.parametrize(
     ("recording", "name"), [case(file, name) for file in FILES for name in recordings.load(file)["traces"]]
 )
@@ -121,7 +131,17 @@ TAKEN_BY_KERAS_3 = [
 ]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "lso_tfkeras221_new|sgd|half15|H_half_range|tape_function|loss_dtype=float16",
+    "lso_tfkeras221_new|sgd|g3|A_dense|tape|var_dtype=float64",
+    "lso_tfkeras221_new|adam|default|C_overflow_bursts|minimize",
+    "lso_tfkeras221_new|sgd|fixed0p7|F_dense_finite|minimize_function",
+    "lso_tfkeras221_new|sgd|floor|E_often|tape",
+    "lso_tfkeras221_new|sgd|nearmax|D_rare|tape",
+    "lso_tfkeras221_new|adagrad|g3|I_bursts|minimize_function",
+    "lso_tfkeras221_new|sgd|growth0|A_dense|tape",
+    every=7,
+)
 @pytest.mark.parametrize(("recording", "name"), TAKEN_BY_KERAS_3)
 def test_keras_3_optimizers_take_tensorflow_2s_recorded_steps(recording, name, monkeypatch):
     monkeypatch.setitem(replay.OPTIMIZERS, recording, tf.keras.optimizers)

@@ -27,7 +27,7 @@ def test_it_says_what_numpy_says(gradients):
     assert bool(all_finite([None if g is None else tf.constant(g) for g in gradients])) == expected
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("eager--inf-float16", "function-nan-bfloat16", "xla-nan-float64", "eager-inf-float32", every=7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
 @pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
@@ -58,7 +58,6 @@ def slices(values, indices, dtype="float32"):
     return tf.IndexedSlices(tf.constant(values, dtype), tf.constant(indices), tf.constant([8, 2]))
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
 @pytest.mark.parametrize(
     ("values", "indices", "finite"),

@@ -73,7 +73,7 @@ def assert_quotients(result, values, scale):
     assert not wrong.any(), (scale, values[wrong][:3], result[wrong][:3], rounded[wrong][:3])
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("float32-function", "bfloat16-eager", "float16-xla", every=7)
 @pytest.mark.parametrize("mode", WRAPPERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_quotient_is_right_at_every_scale_from_one_to_the_largest(dtype, mode):

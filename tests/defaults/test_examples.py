@@ -11,6 +11,8 @@ import tensorflow as tf
 from tests.defaults.seen import process, seen
 from tests.families import FAMILIES, NoKeras3, tf_keras
 
+pytestmark = pytest.mark.wide("what the examples print in a terminal")
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 # Example -> what the end of its output says.

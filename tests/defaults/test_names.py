@@ -10,6 +10,8 @@ from tests.defaults import rows, walk
 from tests.defaults.seen import seen
 from tests.families import FAMILIES, NoKeras3, tf_keras
 
+pytestmark = pytest.mark.wide("the examples of the docstrings once more, in a terminal")
+
 NOT_BY_USERS = set().union(*rows.CALLED_BY.values())
 
 # Case -> the warning that its code asks for in a process that has made sessions and traced steps before.
@@ -67,6 +69,7 @@ def test_what_is_documented_works_and_says_nothing_unasked(keras, module, source
     assert what.faults(ASKED_FOR.get(case)) == []
 
 
+@pytest.mark.first
 def test_every_public_name_is_shown_at_work():
     sources, missing = {}, []
     for module, name, public in walk.public_names():
@@ -83,6 +86,7 @@ def test_every_public_name_is_shown_at_work():
     assert not missing, missing
 
 
+@pytest.mark.first
 def test_every_row_is_of_a_public_class():
     classes = {row_of(module, name): public for module, name, public in walk.public_names() if inspect.isclass(public)}
     assert set(rows.MEMBERS) <= set(classes)

@@ -53,6 +53,7 @@ def test_each_value_counts_for_its_exact_exponent(dtype, mode):
     np.testing.assert_array_equal(found, [counted_by_numpy(values)])
 
 
+@pytest.mark.table("function", "eager", every=1)
 @modes
 def test_every_gradient_has_a_row_whatever_it_is(mode):
     def rows(values, half, rows_of_slices):
@@ -77,6 +78,7 @@ def counted_step(exponents):
     return exponents.last().step
 
 
+@pytest.mark.table("function", every=1)
 @modes
 def test_the_first_step_is_counted_then_every_third_and_on_demand_the_next(mode):
     exponents = Exponents(every=3)

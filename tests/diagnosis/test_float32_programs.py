@@ -7,6 +7,8 @@ import tensorflow as tf
 from tests.families import all_families, families
 from tf_lossscale import LossScaleOptimizer
 
+pytestmark = pytest.mark.wide("the diagnosis changes no step in each loop")
+
 
 def counting(optimizer):
     return LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1, diagnose="exponents", diagnose_every=1)

@@ -12,6 +12,8 @@ from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer
 from tf_lossscale.diagnosis.report import column
 
+pytestmark = pytest.mark.wide("the monitor in each of Keras's ways to report")
+
 
 @pytest.fixture
 def warnings(monkeypatch):
@@ -47,6 +49,7 @@ def written(folder):
     return tags
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_fits_history_bar_and_csv_have_the_scale_the_skips_and_the_norm(family, tmp_path, capsys):
     path = tmp_path / "log.csv"
@@ -125,6 +128,7 @@ def test_without_a_frequency_batches_are_not_waited_for(family):
     assert "grad_norm" not in history, "only with diagnose=True"
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path):
     monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)

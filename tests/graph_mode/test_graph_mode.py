@@ -12,6 +12,8 @@ import tf_lossscale
 from tests.families import FAMILIES
 from tests.graph_mode import one_device, programs
 
+pytestmark = pytest.mark.wide("more programs in graph mode")
+
 
 def wrong(found):
     """Return the rows in which ours does not do what the original does, or fails without saying what to do."""
@@ -39,6 +41,7 @@ def test_programs_train_as_with_the_original_or_say_what_to_do(mode):
     assert failed == {"new"}
 
 
+@pytest.mark.table("tf1-minimize_in_a_session", every=1)
 @pytest.mark.parametrize("program", [programs.minimize_in_a_session, programs.two_replicas], ids=lambda p: p.__name__)
 @pytest.mark.parametrize("family", ["legacy", "tf1"])
 def test_in_a_graph_too(family, program):

@@ -14,6 +14,8 @@ from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy.policy import policies_of
 
+pytestmark = pytest.mark.wide("the experimental optimizer and policy in more situations")
+
 libraries = pytest.mark.parametrize("library", ["keras", "tf_keras"])
 
 
@@ -31,6 +33,7 @@ def step(optimizer, variable, gradient):
 # The constructor. -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first
 @families
 @pytest.mark.parametrize(
     ("loss_scale", "start", "after_overflow"),
@@ -104,6 +107,7 @@ def test_what_was_refused_is_refused_and_leaves_the_optimizer_free(family):
         make(inner, "dynamic")
 
 
+@pytest.mark.first
 @families
 def test_every_generation_finds_the_attributes_it_knows(family):
     inner = family.adam()
@@ -321,6 +325,7 @@ def test_configs_with_a_loss_scale_of_ones_own_need_custom_objects(family):
         type(optimizer).from_config({**config, "loss_scale": "dynamic", "bogus": 1})
 
 
+@pytest.mark.first
 @families
 def test_configs_of_newer_versions_are_read(family):
     wrapper = type(experimental.LossScaleOptimizer(family.sgd(), 8))
@@ -347,6 +352,7 @@ def test_saved_models_come_back_with_scale_and_counter(library, suffix, tmp_path
     loaded.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
 
 
+@pytest.mark.first
 @families
 def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
     optimizer = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
@@ -381,6 +387,7 @@ def test_a_session_initialises_the_scale_with_the_global_variables():
 # Policies. ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first
 @libraries
 def test_a_policy_carries_the_loss_scale_it_is_given(library):
     policy = policies_of(library).Policy

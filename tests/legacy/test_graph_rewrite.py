@@ -29,6 +29,7 @@ def test_sessions_rewrite_their_graphs_while_it_is_enabled(enable, config):
     assert not rewrites(config)
 
 
+@pytest.mark.table("keras3", every=1)
 @pytest.mark.parametrize("keras", [tf.keras, tf_keras], ids=["keras3", "tf_keras"])
 def test_the_wrapped_keras_optimizer_keeps_its_learning_rate_for_callbacks(enable, keras):
     optimizer = enable(keras.optimizers.SGD(0.5))

@@ -21,6 +21,8 @@ from tf_lossscale.families import registry as families_of_optimizers
 from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
 
+pytestmark = pytest.mark.wide("the old names in more programs")
+
 
 @pytest.fixture
 def installed():
@@ -97,6 +99,7 @@ def is_ours(value):
     return not isinstance(value, type) or value.__module__.startswith("tf_lossscale.")
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("path", ATTRIBUTES)
 def test_attributes_lead_to_the_names(installed, path):
     place = eval(path)
@@ -104,6 +107,7 @@ def test_attributes_lead_to_the_names(installed, path):
         assert is_ours(getattr(place, name)), name
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("path", IMPORTS)
 def test_imports_lead_to_the_names(installed, path):
     module = importlib.import_module(path)
@@ -149,6 +153,7 @@ def state_of_the_modules():
     return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
 
 
+@pytest.mark.first
 def test_undo_leaves_everything_as_it_was():
     importlib.import_module("tensorflow.keras.mixed_precision")
     importlib.import_module("tensorflow.python.keras.mixed_precision.loss_scale_optimizer")
@@ -177,6 +182,7 @@ def test_undo_leaves_everything_as_it_was():
     assert "contrib" not in dir(tf1)
 
 
+@pytest.mark.first
 def test_installing_twice_is_installing_once():
     before = tf.keras.mixed_precision.LossScaleOptimizer
     installation = tf_lossscale.install()
@@ -205,6 +211,7 @@ def test_what_somebody_else_set_meanwhile_stays():
     del tf.mixed_precision
 
 
+@pytest.mark.first
 def test_a_name_that_a_library_lacks_is_said_and_the_others_are_set(caplog, monkeypatch):
     trainer = pytest.importorskip("keras.src.trainers.trainer", reason="TensorFlow 2.15: its Keras is Keras 2")
     monkeypatch.delattr(trainer, "optimizers")
@@ -346,6 +353,7 @@ def test_every_call_of_the_stable_name_means_what_it_meant(installed, family, ca
     assert float(variable) == 0.5
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("arguments", "keywords"),
     [
@@ -448,6 +456,7 @@ def test_keras_s_own_wrapper_is_an_instance_of_every_old_name(installed):
     assert isinstance(own, tf.keras.mixed_precision.experimental.LossScaleOptimizer)
 
 
+@pytest.mark.table("set_policy-tf_keras", every=1)
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
 def test_what_compile_makes_is_ours(installed, library, set_by):

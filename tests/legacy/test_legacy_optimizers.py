@@ -160,6 +160,7 @@ def test_bad_loss_scales_are_refused_before_anything_is_switched(bad):
         legacy.MixedPrecisionLossScaleOptimizer(tf.keras.optimizers.SGD(), 8)
 
 
+@pytest.mark.table("SGD-function", "Adam-eager", "RMSProp-eager", "Momentum-eager", every=1)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", ["SGD", "Momentum", "RMSProp", "Adam"])
 def test_sonnet_optimizers_take_the_same_steps_wrapped_and_skip(name, compiled):

@@ -11,6 +11,8 @@ from tests import strategies
 from tf_lossscale import LossScaleOptimizer, legacy
 from tf_lossscale.legacy import contrib
 
+pytestmark = pytest.mark.wide("the old loss scales in graphs, replicas and savers")
+
 train = tf.compat.v1.train
 OPTIMIZERS = [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
 
@@ -58,6 +60,7 @@ def test_a_variable_of_a_users_own_loss_scale_has_the_dtype_of_its_value_as_in_t
     assert made["given"] == tf.int64
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("keyword", [{}, {"skip_gradients_aggregation": True}], ids=["summed here", "summed before"])
 def test_a_users_own_loss_scale_moves_once_for_all_replicas(keyword):
     strategy = strategies.get("mirrored_2")
@@ -138,6 +141,7 @@ def test_variables_without_a_gradient_get_no_slots():
     assert optimizer.get_slot(unused, "m") is None
 
 
+@pytest.mark.first
 def test_checkpoints_have_the_names_of_tensorflow_1_and_bare_ones_are_read(tmp_path):
     def trained(optimizer):
         weight = tf.Variable([1.0, 2.0], name="w")
@@ -196,6 +200,7 @@ def test_tensorflow_1_optimizers_sum_dense_and_sparse_gradients_once_over_the_re
 ORIGINAL = tf.compat.v1.mixed_precision
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("name", ["none", "one_device", "mirrored_1", "mirrored_2", "central_storage"])
 def test_a_loss_scale_is_printed_as_the_original_under_every_strategy(name):
     strategy = strategies.get(name)

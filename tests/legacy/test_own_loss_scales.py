@@ -9,6 +9,8 @@ from tf_lossscale import LossScaleOptimizer, amp, legacy
 from tf_lossscale.core import loss_scale as state
 from tf_lossscale.legacy import contrib, experimental
 
+pytestmark = pytest.mark.wide("loss scales of a user's own in each old wrapper")
+
 train = tf.compat.v1.train
 
 
@@ -62,7 +64,7 @@ def outcomes(optimizer, gradients, compiled, weight=None):
     return states
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.table("keras3-function", every=3)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("family", families.ALL_FAMILIES, ids=families.ALL_IDS)
 def test_a_skip_is_noted_whoever_decides_it(family, compiled):
@@ -142,7 +144,7 @@ class ListingInCheck(state.LossScale):
         return self.update(list(gradients))[1]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.table(every=5)
 @pytest.mark.parametrize("diagnose", [False, True], ids=["plain", "diagnose"])
 @pytest.mark.parametrize("make", [Listing, ListingInCheck])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -261,6 +263,7 @@ def test_contribs_manager_raises_what_it_raised_and_names_the_argument(arguments
         legacy.ExponentialUpdateLossScaleManager(**{"init_loss_scale": 8, "incr_every_n_steps": 2, **arguments})
 
 
+@pytest.mark.first
 def test_what_is_no_loss_scale_is_said_to_be_none():
     for value in (tf.constant(8.0), np.array([1, 2]), b"dynamic", object):
         with pytest.raises(ValueError, match="Could not interpret"):

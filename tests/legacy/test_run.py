@@ -173,6 +173,16 @@ def program(tmp_path):
 ARGUMENTS = [[], ["code"], ["text"], ["none"], ["raise"], ["hook"], ["--help", "-m", "x", "--", "-1", "a b"]]
 
 
+@pytest.mark.table(
+    "absolute---help",
+    "relative-hook",
+    "relative-raise",
+    "relative-none",
+    "absolute-text",
+    "absolute-code",
+    "relative-nothing",
+    every=1,
+)
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda words: words[0] if words else "nothing")
 @pytest.mark.parametrize("how", ["absolute", "relative"])
 def test_a_script_sees_and_says_what_it_does_under_python(program, arguments, how):

@@ -12,6 +12,8 @@ from tests.families import FAMILIES, families, tf_keras
 from tests.legacy.test_install import fresh, state_of_the_modules
 from tf_lossscale import LossScaleOptimizer
 
+pytestmark = pytest.mark.wide("the class that compile wraps in, in files and other processes")
+
 KERAS3 = FAMILIES[0]
 
 
@@ -61,7 +63,7 @@ def fit(model, x, y):
 # What compile makes. --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("string-keras3", every=7)
 @families
 @pytest.mark.parametrize("optimizer", ["instance", "string"])
 def test_fit_skips_a_step_that_overflows_and_takes_the_next(ours, family, optimizer):
@@ -113,6 +115,7 @@ def test_an_optimizer_that_is_wrapped_already_stays_as_it_is(ours, family):
         assert model_of(family, wrapper).optimizer is wrapper
 
 
+@pytest.mark.first
 @families
 def test_compile_wraps_only_under_mixed_float16_whenever_the_policy_is_set(family):
     mixed_precision = family.keras.mixed_precision
@@ -137,7 +140,7 @@ def test_auto_scale_loss_false_is_kept(ours):
 # Files. ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(every=7)
 @pytest.mark.parametrize("writer", ["ours", "Keras's own"])
 @pytest.mark.parametrize("reader", ["ours", "Keras's own"])
 def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer, reader, tmp_path):
@@ -224,6 +227,7 @@ def test_the_method_compile_is_the_library_s_own_again_at_the_end(family):
     assert base.compile is before
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_undone_means_the_library_s_own_class_again(family):
     installation = tf_lossscale.wrap_in_compile()

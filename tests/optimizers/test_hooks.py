@@ -14,7 +14,10 @@ from tests import strategies
 from tests.optimizers.recorded import LIBRARIES, PROBES, ones, set_gradient
 from tf_lossscale.optimizers import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+pytestmark = pytest.mark.wide("Adafactor's hooks in each way to take a step")
 
+
+@pytest.mark.first
 def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make):
     variable = ones()
     optimizer = make([variable])
@@ -64,6 +67,7 @@ def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make
     assert calls == []
 
 
+@pytest.mark.first
 def test_a_step_pre_hook_may_change_the_arguments(make):
     optimizer = make([ones()])
     optimizer.register_step_pre_hook(lambda opt, args, kwargs: ((opt, lambda: 42.0), {}))

@@ -8,6 +8,8 @@ import tf_keras
 import tf_lossscale
 from tf_lossscale import LossScaleOptimizer
 
+pytestmark = pytest.mark.wide("Adafactor in each format of files")
+
 LEGACY = tf_keras.optimizers.legacy
 
 

@@ -11,6 +11,8 @@ from tests import numerics, strategies
 from tests.optimizers.recorded import KERAS, LIBRARIES
 from tf_lossscale import LossScaleOptimizer, optimizers
 
+pytestmark = pytest.mark.wide("Adafactor with each feature of Keras")
+
 libraries = pytest.mark.parametrize("library", LIBRARIES)
 
 
@@ -64,7 +66,7 @@ def test_the_class_by_the_short_name_is_that_of_tensorflows_own_keras():
     assert {"Adafactor", "keras3", "tf_keras"} <= set(dir(optimizers))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("{'jit_compile': False}-keras3", every=7)
 @libraries
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {"jit_compile": False}, {"jit_compile": True}], ids=str)
 def test_fit_learns(library, how):
@@ -75,6 +77,7 @@ def test_fit_learns(library, how):
     assert int(model.optimizer.iterations) == 20
 
 
+@pytest.mark.first
 @libraries
 def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library):
     variable = tf.Variable(tf.zeros([1000, 500]))
@@ -196,6 +199,7 @@ def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(
     assert optimizer.weight_decay == 0.0
 
 
+@pytest.mark.first
 @libraries
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 def test_a_config_makes_an_optimizer_that_takes_the_same_steps(library, grouped):
@@ -231,7 +235,7 @@ def test_the_config_of_several_groups_needs_a_built_optimizer(library):
         optimizer.get_config()
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(every=7)
 @libraries
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 def test_a_saved_model_goes_on_where_it_was(library, grouped, tmp_path):
@@ -253,7 +257,7 @@ def test_a_saved_model_goes_on_where_it_was(library, grouped, tmp_path):
     assert_equal(model.get_weights(), loaded.get_weights())
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(every=7)
 @libraries
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 @pytest.mark.parametrize("builder", ["step", "load_state_dict", "fit"])
@@ -348,6 +352,7 @@ def test_an_h5_file_holds_the_state_of_every_group(library, tmp_path):
     assert_equal(model.get_weights(), loaded.get_weights())
 
 
+@pytest.mark.first
 @libraries
 def test_a_checkpoint_goes_on_where_it_was(library, tmp_path):
     make = LIBRARIES[library]
@@ -405,6 +410,7 @@ def test_a_step_over_replicas_is_a_step_over_the_whole_batch(library, name, scal
     numerics.assert_close(shared.numpy(), alone, 2e-6, tf.ones([4, 3]))
 
 
+@pytest.mark.first
 @libraries
 def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trace(library):
     make = LIBRARIES[library]

@@ -47,7 +47,13 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
                 assert numerics.difference(states[when][shape][name], recorded.array(value)) <= state_tolerance, name
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "some_none-one_by_one-keras3",
+    "zero_params-foreach-tf_keras",
+    "huge_grads-one_by_one-tf_keras",
+    "zero_grads_eps0-one_by_one-keras3",
+    every=7,
+)
 @libraries
 @stacking
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
@@ -58,7 +64,7 @@ def test_every_recorded_trajectory_is_followed_in_float32(library, foreach, name
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("some_none--2", "zero_grads_eps0-2", "huge_grads--2", "nonfinite--2", every=7)
 @pytest.mark.parametrize("ulps", [-2, 2])
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rounded_otherwise(name, ulps, monkeypatch):
@@ -70,6 +76,7 @@ def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rou
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
+@pytest.mark.table("huge_grads-keras3", "nonfinite-tf_keras", "wd-tf_keras", every=1)
 @libraries
 @pytest.mark.parametrize("name", ["wd", "some_none", "nonfinite", "huge_grads"])
 def test_recorded_trajectories_are_followed_compiled(library, name):

@@ -40,7 +40,14 @@ def setup(family):
     return tf.Variable(2.0), LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "callable variables-function-keras3",
+    "callable-eager-tf1",
+    "one variable-eager-tf_keras",
+    "keyword-function-sonnet",
+    "callable-function-tf_keras_legacy",
+    every=7,
+)
 @all_families
 @compiled
 @pytest.mark.parametrize("how", ["callable", "tensor", "one variable", "callable variables", "keyword"])
@@ -196,7 +203,9 @@ def unscaled_in(place, optimizer, weight):
     return places[place]()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.table(
+    "function-eager-keras3", "eager-eager-tf1", "eager-eager-tf_keras", "function-eager-tf_keras_legacy", every=4
+)
 @all_families
 @compiled
 @pytest.mark.parametrize("place", ["eager", "function", "inside", "inside f"])
@@ -325,7 +334,14 @@ def test_gradients_are_unscaled_once(family, compiled, kind):
     assert float(once[0]) == float(again[0]) == 1.0
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "get_scaled_loss-compute_gradients-function-keras3",
+    "scale_loss-minimize-eager-tf1",
+    "get_scaled_loss-get_scaled_loss-eager-tf_keras",
+    "scale_loss-get_scaled_loss-function-sonnet",
+    "get_scaled_loss-get_scaled_loss-function-tf_keras_legacy",
+    every=7,
+)
 @all_families
 @compiled
 @pytest.mark.parametrize("second", ["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"])
@@ -577,7 +593,7 @@ def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
     assert float(optimizer.get_scaled_loss(tf.constant(1e-3))) == pytest.approx(131.072)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-function-sonnet", "tf2-xla-tf_keras_legacy", every=7)
 @all_families
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
 @pytest.mark.parametrize("contract", ["tf2", "keras3"])
@@ -635,6 +651,7 @@ def test_a_gradient_that_overflows_when_it_is_unscaled_skips_the_step(family, co
     assert int(optimizer.skipped_steps) == 2
 
 
+@pytest.mark.table("keras3", every=1)
 @all_families
 def test_gradients_of_a_deleted_function_are_unscaled_like_those_of_a_living_one(family):
     weight, optimizer = setup(family)

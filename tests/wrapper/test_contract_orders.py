@@ -191,6 +191,7 @@ def test_an_update_is_right_or_raises_and_then_changes_nothing(examples):
     check(is_right_or_raises, examples, PARTS, st.booleans())
 
 
+@pytest.mark.table("tensorflow_2-6", every=1)
 @pytest.mark.parametrize("examples", [6, pytest.param(30, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kinds", [KERAS_3, TENSORFLOW_2], ids=["keras_3", "tensorflow_2"])
 def test_a_program_that_follows_one_way_never_raises(kinds, examples):

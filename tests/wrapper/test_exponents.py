@@ -25,6 +25,7 @@ def counts_of(optimizer):
     return {name: {int(i): int(row[i]) for i in np.flatnonzero(row)} for name, row in zip(counts.names, counts.counts)}
 
 
+@pytest.mark.table("function-keras3", every=1)
 @all_families
 @pytest.mark.parametrize("mode", ["eager", "function", "compiled", "jit_compile"])
 def test_both_contracts_count_the_same_scaled_gradients(family, mode):
@@ -254,6 +255,7 @@ def operations(family, variables, **options):
     return [operation.type for operation in graph.get_operations()], graph.as_graph_def().library.function
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_a_step_that_is_not_counted_has_a_few_more_operations_however_many_variables_there_are(family):
     more = []
@@ -268,6 +270,7 @@ def test_a_step_that_is_not_counted_has_a_few_more_operations_however_many_varia
     assert more[0] == more[1] < 20
 
 
+@pytest.mark.table("exponents-keras3", "True-tf_keras_legacy", "exponents-tf_keras", every=1)
 @families
 @pytest.mark.parametrize("diagnose", [True, "exponents"])
 def test_a_step_that_counts_is_exported_and_trains_in_a_saved_model(family, diagnose, tmp_path):

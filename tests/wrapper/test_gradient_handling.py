@@ -22,7 +22,7 @@ def start():
     return tf.Variable([0.5, -1.0, 2.0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.table("mirrored_2-keras3", "none-tf_keras_legacy", "none-tf_keras", every=3)
 @families
 @pytest.mark.parametrize("name", ["none", "mirrored_2"])
 def test_micro_batches_by_hand_are_one_big_batch_and_a_nan_spoils_its_own_cycle_only(family, name):
@@ -184,6 +184,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.table("keras3-xla", "tf_keras_legacy-plain", every=1)
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["plain", "xla"])
 @pytest.mark.parametrize("make", LOCAL.values(), ids=LOCAL)
 def test_replicas_that_sum_no_gradients_skip_a_step_together(make, jit_compile):

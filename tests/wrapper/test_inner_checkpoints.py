@@ -116,7 +116,14 @@ def scales_in(inner, tmp_path):
     return [tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path) if "current_loss" in name]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "keras3-{'dynamic': False, 'initial_scale': 2.0}",
+    "tf1-{'initial_scale': 4.0}",
+    "sonnet-{'initial_scale': 4.0}",
+    "tf_keras_legacy-{'initial_scale': 4.0}",
+    "tf_keras-{'initial_scale': 4.0}",
+    every=7,
+)
 @pytest.mark.parametrize("second", [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}], ids=repr)
 @all_families
 def test_of_two_wrappers_made_in_turn_the_second_is_saved(family, second, tmp_path):
@@ -171,6 +178,7 @@ def test_an_inner_optimizer_with_a_part_of_that_name_is_refused_and_stays_as_it_
     assert not is_wrapped(inner)
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_a_checkpoint_of_a_model_and_its_inner_optimizer_is_whole_or_says_what_to_pass(family, tmp_path):
     def made():

@@ -37,6 +37,9 @@ CALLS = {
 }
 
 
+@pytest.mark.table(
+    "keras3-function", "tf1-eager", "sonnet-compiled", "tf_keras-eager", "tf_keras_legacy-function", every=1
+)
 @pytest.mark.parametrize("call", CALLS)
 @all_families
 def test_gradients_that_vanish_in_float16_arrive_unscaled_and_an_overflow_skips_the_step(family, call):
@@ -57,7 +60,7 @@ def test_gradients_that_vanish_in_float16_arrive_unscaled_and_an_overflow_skips_
     assert library_step(LossScaleOptimizer(family.sgd()), halves(without), [without])[1][0] == 0.0
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.table("keras3-function", "tf_keras-eager", "tf1-eager", every=4)
 @pytest.mark.parametrize("call", CALLS)
 @all_families
 def test_a_persistent_tape_gives_the_gradients_of_each_variable_and_part_again(family, call):
@@ -199,6 +202,7 @@ def test_in_fit_which_scales_the_loss_too_the_step_is_right(family, eager):
     assert model.optimizer.state()["loss_scale"] == 4.0
 
 
+@pytest.mark.table("keras3", every=1)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_in_fit_the_replicas_take_the_step_of_the_same_loss(family):
     class Model(one_dense_layer(family.keras)):

@@ -58,7 +58,7 @@ INNERS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.table("keras3-adafactor", every=5)
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("keras", [KERAS_3.keras, tf_keras], ids=["keras3", "tf_keras"])
 def test_clipping_averages_decay_schedules_and_accumulation_give_the_same_weights(inner, keras):
@@ -68,7 +68,7 @@ def test_clipping_averages_decay_schedules_and_accumulation_give_the_same_weight
     assert_same(trained(make(), jit_compile=True), trained(make()))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.table("get_unscaled_gradients-float32", every=5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("contract", ["get_unscaled_gradients", "apply"])
 def test_gradients_of_every_dtype_give_the_same_weights_by_both_contracts(dtype, contract):
@@ -245,6 +245,7 @@ def test_a_stall_is_reported_when_the_scale_is_read():
         _ = optimizer.loss_scale
 
 
+@pytest.mark.table("keras3", every=1)
 @families
 def test_configs_copies_and_checkpoints_keep_what_a_plain_wrapper_keeps(family, tmp_path):
     (compiled, variables), (plain, others) = (

@@ -99,7 +99,7 @@ def fitted(family, suffix):
     return model
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-0-.h5", "keras3-0-.keras", every=7)
 @pytest.mark.parametrize("suffix", [".h5", ".keras", ""])
 @pytest.mark.parametrize("bad", ["inf", "nan", "0"])
 @families
@@ -161,6 +161,7 @@ def test_a_scale_that_started_below_min_scale_is_no_bad_one(family, warnings, tm
     assert not warnings
 
 
+@pytest.mark.table("keras3-function", "tf_keras-eager", "sonnet-XLA", "tf1-eager", "tf_keras_legacy-function", every=1)
 @pytest.mark.parametrize("how", ["eager", "function", "XLA"])
 @all_families
 def test_one_that_nobody_could_look_at_costs_one_step(family, how):

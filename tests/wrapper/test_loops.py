@@ -7,10 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import all_families, families
+from tests.families import ALL_FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
 
 RATE, STEPS = 0.5, 3
+WAYS = {"eager": lambda step: step, "function": tf.function}
+WIDE = pytest.mark.wide("takes the same loop with another family")
 
 
 class Loop:
@@ -155,11 +157,24 @@ LOOPS = [name for name, value in vars(Loop).items() if callable(value) and not n
 LOOPS = LOOPS[LOOPS.index("tensorflow_2") :]
 
 
-@all_families
-@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "function"])
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothing(family, run, name, caplog):
-    loop = Loop(family, run)
+# Each loop of the first tier has two of the families, another pair than the loop before it.
+CELLS = [
+    pytest.param(
+        family,
+        way,
+        name,
+        id=f"{name}-{way}-{family.name}",
+        marks=() if (i % 5 == j and way == "function") or ((i + 1) % 5 == j and way == "eager") else WIDE,
+    )
+    for i, name in enumerate(LOOPS)
+    for j, family in enumerate(ALL_FAMILIES)
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("family", "way", "name"), CELLS)
+def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothing(family, way, name, caplog):
+    loop = Loop(family, WAYS[way])
     for _ in range(STEPS):
         getattr(loop, name)()
     assert [weight.numpy() for weight in loop.weights] == [4.0 - STEPS * RATE, 4.0 - 2 * STEPS * RATE]
@@ -168,6 +183,13 @@ def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothin
     assert not [record for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
 
 
+@pytest.mark.table(
+    "inside-tensorflow_2-keras3",
+    "eager-keras_3_apply_gradients-tf_keras",
+    "eager-keras_3_apply-tf_keras",
+    "inside-tensorflow_2-tf_keras_legacy",
+    every=1,
+)
 @families
 @pytest.mark.parametrize("contract", ["tensorflow_2", "keras_3_apply", "keras_3_apply_gradients"])
 @pytest.mark.parametrize("traced", ["eager", "around", "inside"])
@@ -188,6 +210,7 @@ def test_a_loop_on_two_replicas_sums_their_gradients(family, contract, traced):
     assert [weight.values[1].numpy() for weight in loop.weights] == [4.0 - 2 * STEPS * RATE, 4.0 - 4 * STEPS * RATE]
 
 
+@pytest.mark.table("function-keras3", every=1)
 @families
 @pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
 def test_fit_and_a_train_step_of_ones_own(family, eagerly):

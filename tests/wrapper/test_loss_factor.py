@@ -20,6 +20,7 @@ def test_another_worker_changes_the_scale_between_the_loss_and_its_gradients(mon
     assert gradient.numpy() == 1.0
 
 
+@pytest.mark.table("keras3-function-tf_keras", "keras3-eager-tf_keras_legacy", "tf2-eager-tf_keras", every=1)
 @families
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("contract", ["tf2", "keras3"])

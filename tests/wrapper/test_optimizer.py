@@ -47,15 +47,6 @@ def test_the_outcome_of_the_last_step_can_be_read(family, compiled):
 
 
 @all_families
-def test_a_fixed_scale_skips_no_step(family):
-    weight = tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=8)
-    optimizer.apply_gradients([(tf.constant(-np.inf), weight)])
-    assert weight.numpy() == np.inf
-    assert float(optimizer.loss_scale) == 8.0
-
-
-@all_families
 @compiled
 def test_scale_counter_and_steps_follow_the_rules(family, compiled):
     weight = tf.Variable(0.0)
@@ -273,22 +264,6 @@ def test_a_loss_function_is_called_and_scaled_each_time_that_the_scaled_function
     assert len(calls) == 2
 
 
-@all_families
-@compiled
-def test_losses_per_example_and_clipping_between_unscaling_and_applying(family, compiled):
-    weight = tf.Variable([3.0, 4.0])
-    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
-
-    def step():
-        gradients = loops.unscaled_gradients(optimizer, lambda: weight * weight * 0.5, [weight])
-        clipped, norm = tf.clip_by_global_norm(gradients, 2.5)
-        optimizer.apply_gradients(zip(clipped, [weight]))
-        return norm
-
-    assert float((tf.function(step) if compiled else step)()) == 5.0
-    np.testing.assert_allclose(weight, [3.0 - 0.75, 4.0 - 1.0], rtol=1e-6)
-
-
 @families
 def test_a_first_step_in_a_tf_function_makes_all_variables_and_no_step_traces_again(family):
     weight = tf.Variable([1.0, 2.0])
@@ -307,33 +282,6 @@ def test_a_first_step_in_a_tf_function_makes_all_variables_and_no_step_traces_ag
         step(tf.constant(gradient))
     assert len(traces) == after_first
     assert int(optimizer.iterations) == 4
-
-
-@families
-@pytest.mark.parametrize("name", ["one_device", "mirrored_2"])
-def test_a_trainer_that_asks_for_the_class_and_runs_under_a_strategy(family, name):
-    strategy = strategies.get(name)
-    with strategy.scope():
-        weight = tf.Variable(2.0)
-        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
-
-    @tf.function
-    def train_step():
-        def replica():
-            with tf.GradientTape() as tape:
-                loss = 0.25 * weight**2 / strategy.num_replicas_in_sync
-                if isinstance(optimizer, LossScaleOptimizer):
-                    scaled_loss = optimizer.get_scaled_loss(loss)
-            gradients = tape.gradient(scaled_loss, [weight])
-            if isinstance(optimizer, LossScaleOptimizer):
-                gradients = optimizer.get_unscaled_gradients(gradients)
-            optimizer.apply_gradients(zip(gradients, [weight]))
-            return loss
-
-        return strategy.run(replica)
-
-    train_step()
-    assert weight.numpy() == 1.5
 
 
 @families
@@ -386,24 +334,6 @@ def test_a_step_outside_of_run_needs_no_strategy_if_there_is_one_replica(family)
         optimizer.apply_gradients(zip(gradients, [weight]))
     assert weight.numpy() == 0.5
     assert float(optimizer.loss_scale) == 4.0
-
-
-@families
-def test_two_optimizers_of_one_program_keep_their_scales_apart(family):
-    weights = [tf.Variable(1.0), tf.Variable(1.0)]
-    generator, discriminator = (LossScaleOptimizer(family.sgd(), initial_scale=8.0) for _ in range(2))
-
-    @tf.function
-    def step(gradient):
-        with tf.GradientTape(persistent=True) as tape:
-            losses = generator.get_scaled_loss(weights[0] * gradient), discriminator.get_scaled_loss(weights[1] * 1.0)
-        for optimizer, loss, weight in zip((generator, discriminator), losses, weights):
-            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
-            optimizer.apply_gradients(zip(gradients, [weight]))
-
-    step(tf.constant(np.inf))
-    assert [float(w) for w in weights] == [1.0, 0.5]
-    assert (float(generator.loss_scale), float(discriminator.loss_scale)) == (4.0, 8.0)
 
 
 @families

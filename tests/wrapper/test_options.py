@@ -67,7 +67,12 @@ def keras_step(optimizer, gradient, weight):
     optimizer.apply([gradient * optimizer.scale_loss(tf.constant(1.0))], [weight])
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(
+    "function-keras3-tf_keras-use_ema-ema_momentum",
+    "eager-tf2-tf_keras-weight_decay",
+    "eager-keras3-tf_keras-global_clipnorm",
+    every=7,
+)
 @pytest.mark.parametrize(("family", "options"), ROWS)
 @pytest.mark.parametrize("step", [tf2_step, keras_step], ids=["tf2", "keras3"])
 @compiled
@@ -127,6 +132,7 @@ def test_a_name_around_an_optimizer_of_tf_keras_is_the_inner_optimizers(make):
     assert inner.get_config() == before
 
 
+@pytest.mark.table("function-SGD1", "eager-SGD0", every=1)
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_variables_are_finalized_without_being_named(make, compiled):
@@ -263,6 +269,7 @@ def test_an_option_that_the_family_does_not_have_is_a_value_error_that_says_so(f
         LossScaleOptimizer(family.sgd(), **{name: value})
 
 
+@pytest.mark.table("2-keras3-function", "1-tf2-eager", "0-tf2-eager", every=1)
 @compiled
 @pytest.mark.parametrize("contract", ["tf2", "keras3"])
 @pytest.mark.parametrize("bad_at", [0, 1, 2])
@@ -293,6 +300,7 @@ def weights_of_three_parts():
     return [keras.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias", "other")]
 
 
+@pytest.mark.table("{}-function", "{'clipnorm': 0.5}-eager", "{'gradient_accumulation_steps': 2}-eager", every=1)
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
 @compiled
 @pytest.mark.parametrize("kwargs", [{}, {"clipnorm": 0.5}, {"gradient_accumulation_steps": 2}], ids=str)
@@ -338,6 +346,7 @@ def test_variables_that_are_overwritten_take_their_gradient_as_it_is(compiled):
     assert float(optimizer.loss_scale) == 4.0
 
 
+@pytest.mark.table("0-False-function", "1-True-eager", "None-True-eager", every=1)
 @compiled
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("bad", [None, 0, 1])

@@ -135,6 +135,15 @@ def expected(name):
     return list(zip(weights, (64, 32, 32, 16, 16), counts))
 
 
+@pytest.mark.table(
+    "function-Counting",
+    "eager-Callable",
+    "XLA-PlainObject",
+    "jit_compile-DataClass",
+    "eager-WithSlots",
+    "eager-Module",
+    every=1,
+)
 @each_optimizer
 @pytest.mark.parametrize("way", ["eager", "function", "XLA", "jit_compile"])
 def test_it_trains_and_skips(name, way):
@@ -142,6 +151,7 @@ def test_it_trains_and_skips(name, way):
     assert taken(name, function, jit_compile=way == "jit_compile") == expected(name)
 
 
+@pytest.mark.table("WithSlots", "Counting", "Callable", every=1)
 @each_optimizer
 def test_an_overflow_on_the_second_replica_alone_skips_the_step_and_each_step_counts_once(name):
     strategy = strategies.get("mirrored_2")
@@ -210,6 +220,7 @@ def test_an_option_that_it_does_not_have_is_refused(name, option):
         LossScaleOptimizer(OPTIMIZERS[name](), **{option: 0.5})
 
 
+@pytest.mark.table("WithSlots", every=1)
 @each_optimizer
 def test_it_is_wrapped_once(name):
     inner = OPTIMIZERS[name]()

@@ -34,6 +34,7 @@ def values(variable):
 WAYS = ["eager", "function", "jit_compile", "eager_jit_compile", "mirrored_2", "mirrored_2_jit_compile"]
 
 
+@pytest.mark.table("mirrored_2", "eager_jit_compile", "eager", every=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_check_is_passed_the_summed_unscaled_gradients(way):
     strategy = strategies.get("mirrored_2") if way.startswith("mirrored_2") else tf.distribute.get_strategy()

@@ -148,6 +148,7 @@ def test_the_state_is_not_read_while_a_graph_is_built():
             tf.function(read)()
 
 
+@pytest.mark.table("keras3-function", "tf1-eager", "tf_keras-eager", every=1)
 @calls
 def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(family, call):
     variables = [tf.Variable([1.0, 1.0], name="kernel"), tf.Variable(1.0, name="bias"), tf.Variable(1.0, name="gamma")]
@@ -168,6 +169,7 @@ def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(f
     assert repr(report).splitlines()[1] == "kernel        3          5  inf, NaN"
 
 
+@pytest.mark.table("keras3-function", "tf_keras-eager", "tf1-eager", every=1)
 @calls
 def test_a_variable_that_two_steps_train_with_other_variables_is_reported_with_the_overflows_of_both(family, call):
     shared, generator, critic = (tf.Variable(1.0, name=name) for name in ("shared", "generator", "critic"))

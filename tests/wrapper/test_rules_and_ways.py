@@ -21,7 +21,10 @@ NEVER_SKIP = ("fixed", "tf23_fixed", "schedule", "mindspore_applying")
 # Rules whose config does not contain the class or its variables. A saved file loses the rule, and a warning says so.
 WITHOUT_CONFIG = ("contrib", "schedule", "small_norms", "quarters", "counting", "shared", "mindspore_own")
 CLASSES = {"Described": Described}
-each_rule = pytest.mark.parametrize("rule", RULES)
+# The first tier has rules of the package that move and do not move, and a user's with and without a config.
+FIRST = ("dynamic", "fixed_skip", "quarters", "described")
+WIDE = pytest.mark.wide("takes another rule along the same branches")
+each_rule = pytest.mark.parametrize("rule", [pytest.param(rule, marks=() if rule in FIRST else WIDE) for rule in RULES])
 
 
 def made(rule, **kwargs):
@@ -194,7 +197,13 @@ def fitted(rule, keras, **kwargs):
 @each_rule
 @pytest.mark.parametrize(
     ("keras", "ending"),
-    [(tf.keras, ".keras"), (tf.keras, ".h5"), (tf_keras, ".keras"), (tf_keras, ""), (tf_keras, ".h5")],
+    [
+        (tf.keras, ".keras"),
+        pytest.param(tf.keras, ".h5", marks=WIDE),
+        pytest.param(tf_keras, ".keras", marks=WIDE),
+        (tf_keras, ""),
+        pytest.param(tf_keras, ".h5", marks=WIDE),
+    ],
 )
 def test_a_saved_model_has_the_rule_or_a_warning_names_it(rule, keras, ending, tmp_path, caplog):
     model, _ = fitted(rule, keras)

@@ -1,12 +1,8 @@
 """`skip_nonfinite`: steps whose gradients are not finite are skipped, also where the loss is not scaled."""
 
-import copy
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
 from tests.families import all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
@@ -25,6 +21,9 @@ def stepping(optimizer, weight, mode):
     return tf.function(step, jit_compile=mode == "compiled")
 
 
+@pytest.mark.table(
+    "function-jit-keras3", "eager-jit-tf_keras", "compiled-sonnet", "eager-jit-tf1", "function-tf_keras_legacy", every=1
+)
 @all_families
 @modes
 def test_a_step_that_is_not_finite_is_skipped_and_the_scale_stays(family, mode):
@@ -45,6 +44,14 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_scale_stays(family, mode):
     assert float(optimizer.loss_scale) == 1.0
 
 
+@pytest.mark.table(
+    "function-bfloat16-keras3",
+    "eager-float32-tf1",
+    "eager-float32-tf_keras",
+    "function-float32-tf_keras_legacy",
+    "function-bfloat16-sonnet",
+    every=1,
+)
 @all_families
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
@@ -75,59 +82,6 @@ def test_a_fixed_scale_skips_nothing_unless_it_is_told_to_and_a_dynamic_one_alwa
         weight = tf.Variable(1.0)
         LossScaleOptimizer(family.sgd(), **kwargs).minimize(lambda weight=weight: weight * np.inf, [weight])
         assert bool(weight.numpy() == 1.0) is skips, kwargs
-
-
-def test_a_fixed_scale_that_skips_nothing_has_no_condition_in_its_graph():
-    def conditions(**kwargs):
-        optimizer, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(), **kwargs), tf.Variable(0.0)
-        function = tf.function(lambda: optimizer.minimize(lambda: weight * 1.0, [weight])).get_concrete_function()
-        names = {node.op for each in [function.graph.as_graph_def()] for node in each.node}
-        return names & {"If", "StatelessIf", "Case", "IsFinite", "While"}
-
-    assert conditions(**ONLY_SKIP)
-    assert not conditions(**{**ONLY_SKIP, "skip_nonfinite": False})
-
-
-@families
-def test_fit_skips_the_batch_that_is_not_finite_and_the_file_of_the_model_keeps_the_argument(family, tmp_path):
-    keras = family.keras
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(LossScaleOptimizer(family.sgd(), **ONLY_SKIP), "mse")
-    x = np.ones((4, 2), "float32")
-    x[2] = np.nan
-    model.fit(x, np.ones((4, 1)), batch_size=1, shuffle=False, verbose=0)
-    assert int(model.optimizer.skipped_steps) == 1
-    assert np.isfinite(np.concatenate([w.ravel() for w in model.get_weights()])).all()
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
-    assert loaded.get_config()["skip_nonfinite"]
-    assert (loaded.dynamic, float(loaded.loss_scale)) == (False, 1.0)
-
-
-@families
-def test_configs_and_copies_skip_what_the_original_skips(family):
-    optimizer = LossScaleOptimizer(family.sgd(), **ONLY_SKIP)
-    config = json.loads(json.dumps(optimizer.get_config()))
-    assert config["skip_nonfinite"] is True
-    for other in (LossScaleOptimizer.from_config(config), copy.copy(optimizer), copy.deepcopy(optimizer)):
-        weight = tf.Variable(1.0)
-        other.minimize(lambda weight=weight: weight * np.nan, [weight])
-        assert weight.numpy() == 1.0
-        assert (other.dynamic, float(other.loss_scale)) == (False, 1.0)
-    for usual in ({}, {"dynamic": False, "initial_scale": 1}, {"skip_nonfinite": True}):
-        assert "skip_nonfinite" not in LossScaleOptimizer(family.sgd(), **usual).get_config()
-
-
-def test_a_run_of_skipped_steps_is_a_stall_and_a_diagnosis_names_the_variable(monkeypatch):
-    said = []
-    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True, **ONLY_SKIP)
-    weight = tf.Variable(1.0, name="kernel")
-    for _ in range(100):
-        assert not said
-        optimizer.minimize(lambda: weight * np.nan, [weight])
-    assert "The last 100 steps were all skipped. The loss scale is 1 now." in said[0]
-    assert [(row.variable, row.steps, row.kind) for row in optimizer.overflow_report()] == [("kernel", 100, "NaN")]
 
 
 @pytest.mark.parametrize(

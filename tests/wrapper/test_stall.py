@@ -127,6 +127,7 @@ def test_a_tf_function_prints_it_once_a_stall_and_python_does_not_say_it_again(f
     assert not warnings
 
 
+@pytest.mark.table("function", every=1)
 @pytest.mark.parametrize("first", ["eager", "function"])
 def test_a_stall_is_said_once_though_eager_steps_and_a_tf_function_take_turns(first, warnings, printed):
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=1.0)

@@ -50,7 +50,7 @@ def skipping(family):
     return optimizer, {"eager": eager, "replica": in_replicas, "across": lambda g: {across(g).numpy().decode()}}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-across", "tf_keras-eager", "tf_keras_legacy-replica", "tf1-eager", "sonnet-across", every=7)
 @pytest.mark.parametrize("where", ["eager", "replica", "across"])
 @all_families
 def test_an_if_on_the_last_step_tells_skipped_from_applied_steps(family, where):

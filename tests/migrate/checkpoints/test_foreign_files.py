@@ -9,6 +9,8 @@ from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleOptimizer, cli, migrate
 from tf_lossscale.migrate.checkpoints import read
 
+pytestmark = pytest.mark.wide("files that somebody else wrote")
+
 SECRET = b"my secret key!!!"  # 16 bytes: four float32
 
 
@@ -58,6 +60,7 @@ def link_of_a_group(file, name, folder):
     file[group] = h5py.ExternalLink(str(folder / "other.h5"), "all")
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("way", [external, virtual, external_link, soft_link, link_of_a_group])
 @pytest.mark.parametrize("kind", [".h5", ".weights.h5"])
 def test_hdf5_files_that_lead_to_other_files_are_refused(saved, tmp_path, capsys, kind, way):
@@ -88,7 +91,7 @@ def test_a_count_that_no_int64_holds_changes_nothing(saved, tmp_path):
     assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table(every=7)
 @pytest.mark.parametrize("hysteresis", [1, 2])
 @pytest.mark.parametrize("cls", ["SGD", "Adam"])
 @families

@@ -143,7 +143,7 @@ def nothing_in_it(folder):
 
 
 def keras_archive(folder):
-    tf.keras.Sequential([tf.keras.Input((1,))]).save(folder / "model.keras")
+    tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)]).save(folder / "model.keras")
     return folder / "model.keras"
 
 

@@ -15,6 +15,8 @@ import tf_keras
 
 from tf_lossscale import DynamicLossScale, LossScaleOptimizer, migrate
 
+pytestmark = pytest.mark.wide("what test_restore.py restores, value by value")
+
 KERAS = {"keras3": tf.keras, "tf_keras": tf_keras, "legacy": tf_keras}
 LIBRARIES = {**{name: keras.optimizers for name, keras in KERAS.items()}, "legacy": tf_keras.optimizers.legacy}
 # The arguments with which each class has all of its slots.
@@ -266,6 +268,17 @@ def require_nothing_lost(case, kind, tmp_path):
     return notes
 
 
+@pytest.mark.table(
+    "tf_keras-RMSprop-momentum-centered-use_ema-ema_momentum-to-keras3-momentum-centered-use_ema-ema_momentum-gradient_accumulation_steps-live",
+    "legacy-SGD-momentum-to-legacy-momentum-hysteresis-dynamic-h5",
+    "legacy-Adam-amsgrad-beta_1-to-keras3-checkpoint",
+    "tf_keras-Adagrad-epsilon-to-keras3-epsilon-live",
+    "legacy-SGD-momentum-to-legacy-momentum-fixed at 512-Keras's-h5",
+    "keras3-Nadam-to-keras3-beta_2-h5",
+    "legacy-SGD-momentum-to-legacy-momentum-Keras's, fixed-h5_0",
+    "legacy-Ftrl-l1_regularization_strength-to-keras3-checkpoint",
+    every=1,
+)
 @pytest.mark.parametrize(("case", "kind"), [(case, kind) for case in cases() for kind in case.kinds], ids=str)
 def test_each_value_is_restored_or_named(case, kind, tmp_path):
     require_nothing_lost(case, kind, tmp_path)
@@ -379,6 +392,7 @@ def test_counts_of_skipped_steps_are_restored_or_named(kind, tmp_path):
         assert new.state() == old.state() or "are not restored: skipped_steps=3, total_steps=4." in notes[0]
 
 
+@pytest.mark.first
 def test_a_source_that_is_neither_a_path_nor_an_optimizer_is_an_error():
     with pytest.raises(TypeError, match=r"`source` must be an optimizer from Keras 3, tf_keras .* or a path, but got"):
         migrate.restore(tf.compat.v1.train.AdamOptimizer(), tf.keras.optimizers.Adam(), [tf.Variable(1.0)])

@@ -80,7 +80,7 @@ def checkpoint(tmp_path, optimizer, weights, **more):
     return tf.train.Checkpoint(optimizer=optimizer, **named, **more).write(str(tmp_path / "old"))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("SGD-momentum-nesterov-keras3", "Adam-amsgrad-epsilon-keras3", every=7)
 @pytest.mark.parametrize("library", NEW)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_legacy_optimizer_goes_on_in_todays_of_the_same_name(case, library, tmp_path):
@@ -140,7 +140,7 @@ def written(request, tmp_path_factory):
     return kind, checkpoint(tmp_path_factory.mktemp("four"), optimizer, weights), weights
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("plain-keras 3-keras3", "keras 3-ours-tf_keras_legacy", "keras 3-classic-tf_keras", every=7)
 @pytest.mark.parametrize("library", ["keras3", "tf_keras", "tf_keras_legacy"])
 @pytest.mark.parametrize("kind", FOUR)
 def test_each_of_the_four_restores_into_each(written, kind, library, tmp_path):
@@ -301,7 +301,7 @@ def test_adamw_goes_from_tf_keras_to_keras_3(tmp_path):
         np.testing.assert_allclose(a, b, 1e-5, 1e-6)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.table("keras3-.h5-SGD-momentum-nesterov", "keras3-.keras-SGD", every=7)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
     ("family", "suffix"),
@@ -536,6 +536,7 @@ def first_of_two_frozen(keras):
     return keras.Sequential([keras.Input((4,)), dense(4, trainable=False), dense(4), dense(4)])
 
 
+@pytest.mark.table("keras3-first_of_two_frozen-.h5", every=1)
 @pytest.mark.parametrize("suffix", [".keras", ".h5"])
 @pytest.mark.parametrize("make", [batch_and_layer_normalized, first_of_two_frozen])
 @pytest.mark.parametrize("library", NEW)

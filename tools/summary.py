@@ -1,0 +1,80 @@
+"""A plugin of pytest for short output: a dot for every ten tests, and at the end the processor seconds of each folder.
+
+The option `budget` in pyproject.toml states the processor seconds of each folder, measured on the machine of
+CONTRIBUTING.md. Other processors are slower: a folder that takes more than three times its budget is a warning, or an
+error if the environment variable CI is set. An error or a skipped test is printed as usual.
+"""
+
+import collections
+import os
+import resource
+import time
+
+import pytest
+
+FACTOR = 3
+_last = time.process_time()
+
+
+def pytest_addoption(parser):
+    """Add the option to pyproject.toml."""
+    parser.addini("budget", "a line for each folder: the folder, and its processor seconds", type="linelist")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Add to each report what its process has used since the report before, and its highest memory so far."""
+    global _last
+    report = yield
+    now = time.process_time()
+    report.processor, _last = now - _last, now
+    report.gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return report
+
+
+class Summary:
+    """Adds up the reports of all processes, and prints a table at the end."""
+
+    def __init__(self, budgets):
+        self.budgets, self.gigabytes = budgets, 0.0
+        self.seconds, self.tests = collections.Counter(), collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        """Add a report to its folder."""
+        folder = report.nodeid.partition("::")[0].rpartition("/")[0]
+        self.seconds[folder] += report.processor
+        self.tests[folder] += report.when == "call"
+        self.gigabytes = max(self.gigabytes, report.gigabytes)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report):
+        """Print a dot only for every tenth test."""
+        if report.when == "call" and report.passed and sum(self.tests.values()) % 10:
+            return "passed", "", ""
+        return None
+
+    def above(self):
+        """Return the folders that take more than their limit."""
+        return {name for name, seconds in self.seconds.items() if seconds > FACTOR * self.budgets.get(name, 1)}
+
+    def pytest_sessionfinish(self, session):
+        """Fail in CI if a folder is above its limit."""
+        if self.above() and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        """Print the table."""
+        terminalreporter.section("processor seconds")
+        for name, seconds in self.seconds.most_common():
+            note = f": above {FACTOR} times its budget in pyproject.toml" if name in self.above() else ""
+            budget = self.budgets.get(name, 1)
+            terminalreporter.line(f"{name:28}{self.tests[name]:6} tests {seconds:5.0f} s, budget {budget:3} s{note}")
+        total = sum(self.seconds.values())
+        terminalreporter.line(f"{total:.0f} s in all; a process used at most {self.gigabytes:.1f} GB of memory")
+
+
+def pytest_configure(config):
+    """Print the summary in the process that prints the results."""
+    if not hasattr(config, "workerinput"):
+        budgets = dict(line.split() for line in config.getini("budget"))
+        config.pluginmanager.register(Summary({name: int(seconds) for name, seconds in budgets.items()}))
