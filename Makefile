@@ -39,7 +39,7 @@ test-exhaustive: $(VENV)/.test
 
 ## Run lint, the type check, the core tests, and the contract tests of the optimizers of FAMILY=keras3.
 quick: lint
-	$(PYTEST) -m "$(FIRST) and not ($(ON_DEMAND))" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
+	$(PYTEST) -m "not slow and not ($(ON_DEMAND))" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
 		tests/core tests/test_families.py tf_function_tests/test_promises.py
 FAMILY := keras3
 
@@ -55,7 +55,7 @@ doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
 unit: $(VENV)/.test
-	$(PYTEST) -p tools.summary -m "$(FIRST) and not ($(ON_DEMAND))" $(SUITE)
+	$(PYTEST) -p tools.summary -o console_output_style=classic -m "$(FIRST) and not ($(ON_DEMAND))" $(SUITE)
 
 ## Test old and new versions of TensorFlow and Python. SESSION="tests(2.16-3.11-all)" runs one session.
 nox: $(VENV)/.nox

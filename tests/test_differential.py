@@ -1,4 +1,4 @@
-"""Random programs take the same steps on the originals, and a program that differs is found."""
+"""Random programs take the same steps on the originals, or differ as a row of docs/differences.md says."""
 
 import dataclasses
 import pathlib

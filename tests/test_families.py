@@ -254,6 +254,7 @@ def run_with_legacy_keras(code):
     return done.stdout.split()
 
 
+@pytest.mark.wide("starts a process")
 def test_with_the_legacy_environment_variable_every_optimizer_of_tf_keras_is_wrapped():
     code = """
 import numpy as np, tensorflow as tf, tf_lossscale

@@ -135,6 +135,7 @@ def test_no_warning_comes_from_fit_or_compile(family, monkeypatch):
     assert not seen
 
 
+@pytest.mark.wide("repeats fit with accumulation under XLA")
 def test_keras_3_with_accumulation_and_xla_fits_as_its_own_wrapper_does():
     weights = []
     for ours in (True, False):
@@ -230,7 +231,7 @@ def checkpointed(tmp_path_factory):
     return fit
 
 
-@pytest.mark.table("keras3-h5", "tf_keras-tf", "tf_keras_legacy-keras", every=7)
+@pytest.mark.table("keras3-h5", every=7)
 @pytest.mark.parametrize(
     ("family", "kind"), [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind in FORMATS[f.name]]
 )

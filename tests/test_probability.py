@@ -62,6 +62,7 @@ def test_the_wrapper_can_be_given_to_tensorflow_probability_itself(name):
     assert_same(trained(tfp.math.minimize, tf_lossscale.LossScaleOptimizer(make())), expected)
 
 
+@pytest.mark.wide("repeats the loops in XLA and in a graph")
 @pytest.mark.parametrize("name", ["keras3", pytest.param("VariationalSGD", marks=pytest.mark.exhaustive)])
 def test_compiled_the_numbers_are_the_same(name):
     make = OPTIMIZERS[name]
@@ -79,7 +80,7 @@ def test_optimizers_of_sonnet_which_tensorflow_probability_does_not_know():
     assert x.tolist() == [5.0, 5.0]
 
 
-@pytest.mark.table("ours", every=1)
+@pytest.mark.wide("repeats the loops in XLA and in a graph")
 @pytest.mark.parametrize("minimize", [tfp.math.minimize, scaled], ids=["theirs", "ours"])
 def test_langevin_dynamics_in_a_legacy_graph_draw_the_same_noise(minimize):
     def run(minimize, wrap):

@@ -10,6 +10,8 @@ from tests.families import ALL_FAMILIES
 from tf_function_tests import placement
 from tf_lossscale import LossScaleOptimizer
 
+pytestmark = pytest.mark.wide("where operations would run on a GPU, from the graphs of other tests' steps")
+
 FAMILIES = {family.name: family for family in ALL_FAMILIES}
 OPTIMIZERS = [
     *((family.name, "Adam") for family in ALL_FAMILIES),
@@ -144,6 +146,7 @@ def test_xla_has_gpu_kernels_for_the_counts(gradients):
     assert placement.off_the_gpu(graph, compiled=True) == []
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(("family", "inner"), OPTIMIZERS)
 def test_the_host_reads_one_predicate_in_a_step_of_small_gradients(family, inner):
     graph = traced(family, inner, gradients="small")
@@ -171,81 +174,3 @@ def test_what_is_traced_is_the_step_for_a_gpu():
 
 def test_no_known_operation_belongs_to_a_family_that_is_gone():
     assert {*KNOWN} <= {case[:3] for case in CASES}
-
-
-def as_text(gradient):
-    return tf.strings.to_number(tf.strings.as_string(gradient))
-
-
-def asserted(gradient):
-    with tf.control_dependencies([tf.raw_ops.Assert(condition=True, data=[tf.constant(0), gradient])]):
-        return tf.identity(gradient)
-
-
-def on_the_host_by_name(gradient):
-    with tf.device("cpu:0"):
-        return tf.negative(gradient)
-
-
-TEXT = {("AsString", "input"), ("StringToNumber", "output")}
-# What an optimizer does to a gradient, and which operations take it off the GPU.
-LEAVING = {
-    "no kernel": (as_text, TEXT),
-    "host memory": (asserted, {("Assert", "data")}),
-    "by name": (on_the_host_by_name, {("Neg", "x"), ("Neg", "y")}),
-    "in a call": (lambda gradient: tf.function(as_text)(gradient), TEXT),
-    "in a branch": (lambda gradient: tf.cond(gradient[0] > 0, lambda: as_text(gradient), lambda: gradient), TEXT),
-    "in a case": (
-        lambda gradient: tf.switch_case(tf.cast(gradient[0], tf.int32), [lambda: gradient, lambda: as_text(gradient)]),
-        TEXT,
-    ),
-    "in a loop": (lambda gradient: tf.while_loop(lambda _: True, as_text, [gradient])[0], TEXT),
-    "in what XLA compiles": (lambda gradient: tf.function(as_text, jit_compile=True)(gradient), TEXT),
-}
-
-
-def altering(function):
-    """An optimizer that does something to gradients before it applies them."""
-
-    class Altering(FAMILIES["sonnet"].optimizers.SGD):
-        def apply(self, updates, parameters):
-            super().apply([tf.ensure_shape(function(update), update.shape) for update in updates], parameters)
-
-    return Altering(0.5)
-
-
-@pytest.mark.parametrize(("function", "leaving"), LEAVING.values(), ids=LEAVING)
-def test_a_step_that_takes_its_gradients_off_the_gpu_is_found_out(function, leaving):
-    found = placement.off_the_gpu(traced("sonnet", altering(function)))
-    assert {(use.operation, use.argument) for use in found} == leaving
-    assert {use.within[0] for use in found} == {"then_branch"}
-
-
-# What an optimizer does to a gradient, and which operations read a tensor on the host for it.
-READING = {
-    "nothing": (lambda gradient: 2 * gradient, []),
-    "a predicate": (lambda gradient: tf.cond(gradient[0] > 0, lambda: gradient, lambda: -gradient), ["StatelessIf"]),
-    "a loop": (lambda gradient: tf.while_loop(lambda g: g[0] > 0, tf.negative, [gradient])[0], ["StatelessWhile"]),
-    "a gradient": (as_text, ["AsString"]),
-    "a gradient, twice": (lambda gradient: as_text(gradient) + as_text(gradient), ["AsString"]),
-}
-
-
-@pytest.mark.parametrize(("function", "reading"), READING.values(), ids=READING)
-def test_what_the_host_reads_in_a_step_is_counted_once(function, reading):
-    found = placement.read_by_the_host(traced("sonnet", altering(function)))
-    assert operations(use for use in found if use.within == ("then_branch",)) == 2 * reading
-
-
-def test_the_registry_of_kernels_tells_devices_types_and_host_memory():
-    assert placement.kernels("AsString", "CPU")
-    assert not placement.kernels("AsString", "GPU")
-    if placement.why_not():
-        pytest.skip(placement.why_not())
-    types = {"T": tf.float32.as_datatype_enum, "Tshape": tf.int32.as_datatype_enum}
-    found = [
-        on_host
-        for constraints, on_host in placement.kernels("Reshape", "GPU")
-        if constraints.keys() == types.keys() and all(types[name] in allowed for name, allowed in constraints.items())
-    ]
-    assert found == [{"shape"}]

@@ -1,24 +1,29 @@
 """A plugin of pytest for short output: a dot for every ten tests, and at the end the processor seconds of each folder.
 
-The option `budget` in pyproject.toml states the processor seconds of each folder, measured on the machine of
-CONTRIBUTING.md. Other processors are slower: a folder that takes more than three times its budget is a warning, or an
-error if the environment variable CI is set. An error or a skipped test is printed as usual.
+A folder that takes more than three times its budget, which is for the machine of CONTRIBUTING.md, is a warning, or an
+error if the environment variable CI is set. A failed or skipped test is printed as usual.
 """
 
 import collections
 import os
 import resource
+import sys
 import time
 
 import pytest
 
 FACTOR = 3
-_last = time.process_time()
+# Folder -> processor seconds.
+BUDGETS = {}
+# The unit of `ru_maxrss`.
+UNIT = 1 if sys.platform == "darwin" else 1000
+_last = 0.0
 
 
-def pytest_addoption(parser):
-    """Add the option to pyproject.toml."""
-    parser.addini("budget", "a line for each folder: the folder, and its processor seconds", type="linelist")
+def pytest_collection_finish():
+    """Count from here: imports and the collection belong to no folder."""
+    global _last
+    _last = time.process_time()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -28,15 +33,15 @@ def pytest_runtest_makereport():
     report = yield
     now = time.process_time()
     report.processor, _last = now - _last, now
-    report.gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    report.gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT / 1e9
     return report
 
 
 class Summary:
     """Adds up the reports of all processes, and prints a table at the end."""
 
-    def __init__(self, budgets):
-        self.budgets, self.gigabytes = budgets, 0.0
+    def __init__(self):
+        self.gigabytes = 0.0
         self.seconds, self.tests = collections.Counter(), collections.Counter()
 
     def pytest_runtest_logreport(self, report):
@@ -55,7 +60,7 @@ class Summary:
 
     def above(self):
         """Return the folders that take more than their limit."""
-        return {name for name, seconds in self.seconds.items() if seconds > FACTOR * self.budgets.get(name, 1)}
+        return {name for name, seconds in self.seconds.items() if seconds > FACTOR * BUDGETS.get(name, 1)}
 
     def pytest_sessionfinish(self, session):
         """Fail in CI if a folder is above its limit."""
@@ -66,8 +71,8 @@ class Summary:
         """Print the table."""
         terminalreporter.section("processor seconds")
         for name, seconds in self.seconds.most_common():
-            note = f": above {FACTOR} times its budget in pyproject.toml" if name in self.above() else ""
-            budget = self.budgets.get(name, 1)
+            note = f": above {FACTOR} times its budget in tools/summary.py" if name in self.above() else ""
+            budget = BUDGETS.get(name, 1)
             terminalreporter.line(f"{name:28}{self.tests[name]:6} tests {seconds:5.0f} s, budget {budget:3} s{note}")
         total = sum(self.seconds.values())
         terminalreporter.line(f"{total:.0f} s in all; a process used at most {self.gigabytes:.1f} GB of memory")
@@ -76,5 +81,4 @@ class Summary:
 def pytest_configure(config):
     """Print the summary in the process that prints the results."""
     if not hasattr(config, "workerinput"):
-        budgets = dict(line.split() for line in config.getini("budget"))
-        config.pluginmanager.register(Summary({name: int(seconds) for name, seconds in budgets.items()}))
+        config.pluginmanager.register(Summary())

@@ -262,6 +262,7 @@ def test_a_cell_of_several_replicas_that_is_called_outside_of_run_says_so_and_ch
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.table("True-mirrored_2-function", "False-mirrored_2-eager", every=1)
 @pytest.mark.first
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2"])

@@ -77,6 +77,13 @@ def check(optimizer, weights, expected, where, scaled):
             assert int(optimizer.dynamic_counter) == expected["dynamic_counter"], where
 
 
+@pytest.mark.table(
+    "tf2.4.4_lso_adam-before the first step",
+    "tf2.2.3_lso_ftrl-into a built optimizer",
+    "tfkeras2.21_new_lso_fixed_adam-before the first step",
+    "keras3.15.1_lso_adam-into a built optimizer",
+    every=1,
+)
 @pytest.mark.parametrize("when", ["before the first step", "into a built optimizer"])
 @pytest.mark.parametrize("name", names())
 def test_a_checkpoint_of_the_original_restores_and_training_goes_on(checkpoints, name, when):

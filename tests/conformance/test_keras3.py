@@ -59,6 +59,7 @@ def test_steps_are_those_of_keras_3_while_its_scale_is_within_bounds(case):
         assert float(running.variable) == pytest.approx(float(expected["v"][i]), rel=1e-6), i
 
 
+@pytest.mark.table("initial_scale 1e-45", "dynamic_growth_steps 1", every=1)
 @pytest.mark.parametrize("case", EXTREMES)
 def test_what_keras_3_does_at_the_bounds_is_not_done_here(case):
     running = Running(RECORDED["extremes"][case])

@@ -64,7 +64,7 @@ def test_every_recorded_trajectory_is_followed_in_float32(library, foreach, name
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.table("some_none--2", "zero_grads_eps0-2", "huge_grads--2", "nonfinite--2", every=7)
+@pytest.mark.wide("repeats the recorded steps in another arithmetic")
 @pytest.mark.parametrize("ulps", [-2, 2])
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rounded_otherwise(name, ulps, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rou
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.table("huge_grads-keras3", "nonfinite-tf_keras", "wd-tf_keras", every=1)
+@pytest.mark.wide("repeats the recorded steps in another arithmetic")
 @libraries
 @pytest.mark.parametrize("name", ["wd", "some_none", "nonfinite", "huge_grads"])
 def test_recorded_trajectories_are_followed_compiled(library, name):
@@ -91,6 +91,7 @@ def test_recorded_trajectories_are_followed_compiled(library, name):
     assert_follows(run, trajectory["initial"], expected, state, FLOAT32, FLOAT32)
 
 
+@pytest.mark.wide("repeats the recorded steps in another arithmetic")
 @libraries
 @stacking
 @pytest.mark.parametrize(
@@ -143,6 +144,7 @@ def test_a_recorded_group_of_two_dtypes_is_followed_with_the_eps1_that_pytorch_u
             assert difference <= tolerance, (shape, step)
 
 
+@pytest.mark.wide("repeats the recorded steps in another arithmetic")
 @libraries
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
 def test_half_types_stay_within_two_spacings_of_the_float32_trajectory_for_ten_steps(library, dtype, bound):

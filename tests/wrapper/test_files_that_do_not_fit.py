@@ -54,7 +54,7 @@ def test_a_model_with_a_layer_frozen_or_thawed_after_training_loads_and_goes_on(
     assert goes_on(loaded) == (1, 64.0, 2), "slots and step count are new, the loss scale is the saved one"
 
 
-@pytest.mark.table("after-keras3", "before-tf_keras_legacy", "after-tf_keras", every=1)
+@pytest.mark.wide("repeats the files of whole models with weights alone")
 @families
 @pytest.mark.parametrize("frozen", ["before", "after"])
 def test_weights_of_a_model_with_other_trained_layers_load_and_a_warning_says_what_is_missing(

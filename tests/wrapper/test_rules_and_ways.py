@@ -231,6 +231,7 @@ def test_saved_weights_bring_every_variable_of_the_rule(rule, keras, tmp_path):
     assert values(other.optimizer) == values(model.optimizer)
 
 
+@pytest.mark.wide("repeats a restored checkpoint through a callback")
 @each_rule
 def test_backup_and_restore_resumes_with_the_state_of_the_rule(rule, tmp_path):
     class Stop(tf.keras.callbacks.Callback):

@@ -51,6 +51,7 @@ def taken_or_refused(source):
         return False
 
 
+@pytest.mark.wide("repeats deep nesting in each kind of expression")
 @pytest.mark.parametrize("name", DEEP)
 def test_a_deep_file_is_taken_or_refused_with_a_sentence(name):
     assert taken_or_refused(DEEP[name].encode()) == (name in FLAT_FOR_PYTHON)
