@@ -14,7 +14,23 @@ import pytest
 
 FACTOR = 3
 # Folder -> processor seconds.
-BUDGETS = {}
+BUDGETS = {
+    "tests": 65,
+    "tests/amp": 15,
+    "tests/conformance": 30,
+    "tests/core": 11,
+    "tests/defaults": 2,
+    "tests/diagnosis": 5,
+    "tests/graph_mode": 2,
+    "tests/layers": 2,
+    "tests/legacy": 8,
+    "tests/libraries": 2,
+    "tests/migrate/checkpoints": 6,
+    "tests/migrate/codemod": 5,
+    "tests/optimizers": 10,
+    "tests/wrapper": 130,
+    "tf_function_tests": 62,
+}
 # The unit of `ru_maxrss`.
 UNIT = 1 if sys.platform == "darwin" else 1000
 _last = 0.0
