@@ -107,7 +107,7 @@ _changes = 0
 
 
 def changes() -> int:
-    """Return how often levels and dtypes were set. A `tf.function` that was traced before the last change is outdated."""
+    """Return how often levels and dtypes were set. A `tf.function` traced before the last change is outdated."""
     return _changes
 
 

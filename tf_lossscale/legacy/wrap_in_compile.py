@@ -124,7 +124,7 @@ _TRAINERS = {
 
 
 def places() -> dict[str, Change]:
-    """Return a dict from each module that defines a `compile` method to the function that changes it after its import."""
+    """Map each module that defines a `compile` method to the function that changes it after its import."""
     changed = {module: functools.partial(_change, *row) for module, row in _TRAINERS.items()}
     # Up to TensorFlow 2.15, Keras 2 is the package "keras".
     return {**changed, **{module.removeprefix("tf_"): change for module, change in changed.items()}}

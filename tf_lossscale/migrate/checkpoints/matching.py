@@ -47,7 +47,7 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
 
 
 def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each slot's tensor together with the variable that it belongs to, or with None if that variable is unknown."""
+    """Yield each slot's tensor together with its variable, or with None if that variable is unknown."""
     by_order = known if len(known) == len(slots) else [None] * len(slots)
     for (tensor, owner), other in zip(slots, by_order):
         owner = owner or named_in(tensor, file.variables)
