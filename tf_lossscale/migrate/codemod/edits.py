@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import ast
 import collections
-import functools
+import re
 import textwrap
-import tokenize
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tf_lossscale.migrate.codemod import report
@@ -19,9 +17,7 @@ from tf_lossscale.migrate.codemod.source import Source, Span
 MARK = "# TODO(tf-lossscale):"
 
 _WRAP: dict[str, Any] = {"subsequent_indent": "#   ", "break_long_words": False, "break_on_hyphens": False}
-
-#: A piece of new text: either the text, or a span of the old text, in which other edits are applied.
-Part = str | Span
+_COMMENTS_ABOVE = re.compile(r"(?:^[ \t]*#.*\n)*\Z", re.MULTILINE)
 
 
 class Edit(NamedTuple):
@@ -29,36 +25,25 @@ class Edit(NamedTuple):
 
     start: int
     end: int
-    parts: tuple[Part, ...]
+    text: str
 
 
 class Edits:
-    """The edits that are planned for one file.
-
-    Args:
-        source: the file.
-    """
+    """The edits that are planned for one file."""
 
     def __init__(self, source: Source):
         self.source = source
         self._edits: list[Edit] = []
         self._findings: dict[tuple[Span, str, str | None], str | None] = {}
-        self._todos: dict[int, list[str]] = {}
-        self._moved: dict[int, list[str]] = collections.defaultdict(list)
+        #: Maps the numbers of lines to the comments to put above them.
+        self._comments: dict[int, list[str]] = collections.defaultdict(list)
         self._removed: list[ast.stmt] = []
 
-    # Planning. ------------------------------------------------------------------------------------------------------
-
-    def replace(self, span: Span, *parts: Part) -> None:
-        """Plan to replace a span. Comments in it that are in none of the parts move above the statement."""
-        self._edits.append(Edit(*span, parts))
-        for offset, comment in self.source.comments_in(span):
-            if not any(isinstance(part, tuple) and part[0] <= offset < part[1] for part in parts):
-                self._moved[self._first_line(span[0])].append(comment.string)
-
-    def insert(self, offset: int, text: str) -> None:
-        """Plan to insert text."""
-        self._edits.append(Edit(offset, offset, (text,)))
+    def replace(self, span: Span, text: str = "") -> None:
+        """Plan to replace a span. Comments in it move above the statement."""
+        self._edits.append(Edit(*span, text))
+        line = self.source.first_line(span[0])
+        self._comments[line] += [comment.string for comment in self.source.comments_in(span)]
 
     def rewritten(self, node: ast.AST, shown: str | None = None) -> None:
         """Report that a node is rewritten. By default, the report shows its new code."""
@@ -66,13 +51,14 @@ class Edits:
 
     def todo(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
-        self._findings[self.source.span(node), report.TODO, reason] = None
-        statement = self.source.statement(node)
-        decorators = getattr(statement, "decorator_list", None)
-        line = self._first_line(self.source.span(decorators[0] if decorators else statement)[0])
-        reasons = self._todos.setdefault(line, [])
-        if reason not in reasons:
-            reasons.append(reason)
+        source = self.source
+        self._findings[source.span(node), report.TODO, reason] = None
+        line = source.first_line(source.span(source.statement(node))[0])
+        present = _COMMENTS_ABOVE.search(source.text[: source.start_of_line(line)].replace("\r", ""))
+        width = min(100, max(79, source.longest_line)) - len(self._indent(line))
+        wrapped = textwrap.wrap(f"{MARK} {reason}", width, **_WRAP)
+        if wrapped[0] not in self._comments[line] and _joined(" ".join(wrapped)) not in _joined(present[0]):
+            self._comments[line] += wrapped
 
     def notice(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and add a notice to the report, but no comment to the file."""
@@ -82,152 +68,76 @@ class Edits:
         """Plan to remove a statement."""
         self._removed.append(statement)
 
-    def _first_line(self, offset: int) -> int:
-        line = self.source.line_of(offset)
-        return self.source.first_lines.get(line, line)
-
-    # Applying. ------------------------------------------------------------------------------------------------------
-
     def finish(self) -> tuple[str, list[report.Finding]]:
         """Apply the edits, and return the new text of the file and the findings, in the order of the file."""
         for statement in self._removed:
             self._remove(statement)
         self._merge_branches()
-        findings = self._found()
+        found = (self._found(*key, shown) for key, shown in self._findings.items())
+        findings = sorted(found, key=lambda finding: (finding.line, finding.column))
         if self._edits:
             self._keep_alignment()
-        for line, comments in self._comments().items():
-            indent, newline = self._indent(line), self.source.newline
+        for line, comments in self._comments.items():
             start = self.source.start_of_line(line)
-            self.insert(start, "".join(f"{indent}{each}{newline}" for each in comments))
+            text = "".join(f"{self._indent(line)}{each}{self.source.newline}" for each in comments)
+            self._edits.append(Edit(start, start, text))
         return self._rendered((0, len(self.source.text))), findings
 
-    def _found(self) -> list[report.Finding]:
-        found = []
-        for (span, kind, reason), shown in self._findings.items():
-            line = self.source.line_of(span[0])
-            column = span[0] - self.source.start_of_line(line)
-            new = _short(shown or self._rendered(span)) if kind == report.REWRITTEN else None
-            found.append(report.Finding(line, column, kind, _short(self.source.text[slice(*span)]), new, reason))
-        return sorted(found, key=lambda finding: (finding.line, finding.column))
+    def _found(self, span: Span, kind: str, reason: str | None, shown: str | None) -> report.Finding:
+        line = self.source.line_of(span[0])
+        column = span[0] - self.source.start_of_line(line)
+        new = _short(shown or self._rendered(span)) if kind == report.REWRITTEN else None
+        return report.Finding(line, column, kind, _short(self.source.text[slice(*span)]), new, reason)
 
-    def _rendered(self, span: Span, within: Edit | None = None) -> str:
-        """Return the new text of a span of the old text, without the edit that the span is a part of."""
+    def _rendered(self, span: Span) -> str:
+        """Return the new text of a span of the old text."""
         at, end = span
         text: list[str] = []
         for edit in sorted(self._edits, key=lambda edit: (edit.start, edit.end > edit.start, -edit.end)):
-            if edit.start < at or edit.end > end or edit is within:
-                continue
-            text.append(self.source.text[at : edit.start])
-            for part in edit.parts:
-                text.append(part if isinstance(part, str) else self._rendered(part, edit))
-            at = edit.end
+            if at <= edit.start and edit.end <= end:
+                text += self.source.text[at : edit.start], edit.text
+                at = edit.end
         return "".join([*text, self.source.text[at:end]])
-
-    def _comments(self) -> dict[int, list[str]]:
-        """Return the comments to put above lines."""
-        comments = {line: list(moved) for line, moved in self._moved.items()}
-        for line, reasons in self._todos.items():
-            present = self._comments_above(line)
-            width = min(100, max(79, self.source.longest_line)) - len(self._indent(line))
-            for reason in reasons:
-                if _joined(f"{MARK} {reason}") not in present:
-                    wrapped = textwrap.wrap(f"{MARK} {reason}", width, **_WRAP)
-                    comments.setdefault(line, []).extend(wrapped)
-        return comments
-
-    def _comments_above(self, line: int) -> str:
-        above = []
-        while line > 1 and self.source.line(line - 1).lstrip().startswith("#"):
-            line -= 1
-            above.append(self.source.line(line))
-        return _joined("".join(reversed(above)))
 
     def _indent(self, line: int) -> str:
         text = self.source.line(line)
         return text[: len(text) - len(text.lstrip())]
 
     def _remove(self, statement: ast.stmt) -> None:
-        """Remove a statement with its line. If all statements of a block are removed, the first becomes `pass`."""
+        """Remove the line of a statement, or write `pass` if other statements are on it, or the block would be empty."""
         source, span = self.source, self.source.span(statement)
-        siblings = _block(source.parents[statement], statement)
-        is_empty = not isinstance(source.parents[statement], ast.Module) and not set(siblings) - set(self._removed)
-        if is_empty and statement is siblings[0]:
-            self.replace(span, "pass")
-            return
-        first, last = source.line_of(span[0]), source.line_of(span[1] - 1)
-        line = source.start_of_line(first), source.start_of_line(last + 1)
-        before, after = source.text[line[0] : span[0]], source.text[span[1] : line[1]].split("#")[0]
-        if before.strip():
-            self.replace((span[0] - len(before) + len(before.rstrip("; \t")), span[1]))
-        elif ";" in after:
-            self.replace((span[0], span[1] + len(after) - len(after.lstrip("; \t"))))
-        else:
-            self.replace(line)
+        fields = (value for _, value in ast.iter_fields(source.parents[statement]) if isinstance(value, list))
+        siblings = next(each for each in fields if statement in each)
+        line = source.start_of_line(statement.lineno), source.start_of_line((statement.end_lineno or 0) + 1)
+        others = source.text[line[0] : span[0]] + source.text[span[1] : line[1]].split("#")[0]
+        is_empty = set(siblings) <= set(self._removed) and statement is siblings[0]
+        self.replace(span, "pass") if is_empty or others.strip() else self.replace(line)
 
     def _merge_branches(self) -> None:
-        """If the edits make all branches of a `try` the same import or assignment, keep only one branch."""
-        for node in [node for node in self.source.parents if isinstance(node, ast.Try)]:
-            bodies = [node.body, *(handler.body for handler in node.handlers)]
-            span = self.source.span(node)
-            is_plain = all(
-                len(b) == 1 and isinstance(b[0], (ast.Import, ast.ImportFrom, ast.Assign, ast.Pass)) for b in bodies
-            )
-            if not is_plain or node.orelse or node.finalbody or self.source.comments_in(span):
-                continue
+        """If the edits make all branches of a `try` the same statement, keep only one branch."""
+        for node in self.source.nodes(ast.Try):
+            bodies, span = [node.body, *(handler.body for handler in node.handlers)], self.source.span(node)
+            new = {self._rendered(self.source.span(body[0])) for body in bodies}
+            is_plain = all(len(body) == 1 for body in bodies) and not (node.orelse or node.finalbody)
             inside = [edit for edit in self._edits if span[0] <= edit.start and span[0] < edit.end <= span[1]]
-            if not inside:
-                continue
-            branches = {self._rendered(self.source.span(body[0])) for body in bodies}
-            if len(branches) == 1:
-                (text,) = branches
+            if inside and is_plain and len(new) == 1 and not self.source.comments_in(span):
                 self._edits = [edit for edit in self._edits if edit not in inside]
-                if text == "pass":
+                if new == {"pass"}:
                     self._removed.append(node)
                     self._remove(node)
                 else:
-                    self.replace(span, text)
+                    self.replace(span, *new)
 
     def _keep_alignment(self) -> None:
-        """Move lines that are aligned with an opening bracket as far as the edits move the bracket."""
+        """Move arguments that are aligned with the first argument as far as the edits move the first argument."""
         source = self.source
-        shifts: dict[int, int] = {}
-        brackets: list[tuple[int, tokenize.TokenInfo, bool]] = []
-        moved = functools.partial(self._moved_by, shifts)
-        line = 0
-        for (start, _, token), (_, _, following) in zip(source.tokens, source.tokens[1:]):
-            if token.start[0] != line and token.type != tokenize.NL:
-                line = token.start[0]
-                if brackets and token.type != tokenize.DEDENT:
-                    bracket, opening, is_aligned = brackets[-1]
-                    of_line = shifts.get(opening.start[0], 0)
-                    shifts[line] = moved(bracket) if is_aligned and token.start[1] > opening.start[1] else of_line
-            if token.type == tokenize.OP and token.string in "([{":
-                brackets.append((start, token, following.type not in (tokenize.NL, tokenize.COMMENT)))
-            elif token.type == tokenize.OP and token.string in ")]}" and brackets:
-                brackets.pop()
-        for number, shift in shifts.items():
-            start = source.start_of_line(number)
-            if shift > 0:
-                self.insert(start, " " * shift)
-            elif shift < 0:
-                self._edits.append(Edit(start, start + min(-shift, len(self._indent(number))), ()))
-
-    def _moved_by(self, shifts: dict[int, int], bracket: int) -> int:
-        """Return by how many columns the edits move a bracket."""
-        line = self.source.line_of(bracket)
-        start = self.source.start_of_line(line)
-        before = [edit for edit in self._edits if start <= edit.start and edit.end <= bracket]
-        text = [part for edit in before for part in edit.parts]
-        if any(not isinstance(part, str) or "\n" in part for part in text):
-            return 0
-        return shifts.get(line, 0) + sum(map(len, text)) - sum(edit.end - edit.start for edit in before)
-
-
-def _block(parent: ast.AST, statement: ast.stmt) -> list[ast.stmt]:
-    """Return the statements of the block that contains a statement."""
-    blocks: Iterator[list[ast.stmt]] = (getattr(parent, field, []) for field in ("body", "orelse", "finalbody"))
-    return next(block for block in blocks if isinstance(block, list) and statement in block)
+        for call in source.nodes(ast.Call):
+            first, *others = sorted(source.span(each)[0] for each in (*call.args, *call.keywords)) or [0]
+            column = first - source.start_of_line(source.line_of(first))
+            for start in others:
+                if source.text[start - column - 1] in "\r\n" and not source.text[start - column : start].strip():
+                    moved = len(self._rendered((first - column, first))) - column
+                    self._edits.append(Edit(start - column, start - column - min(0, moved), " " * moved))
 
 
 def _joined(comments: str) -> str:

@@ -55,7 +55,7 @@ class Imports:
                 break
         end = self._source.start_of_line(place + 1)
         is_cut = end > 0 and self._source.text[end - 1] not in "\r\n"
-        self._edits.insert(end, f"{newline}import tf_lossscale" if is_cut else f"import tf_lossscale{newline}")
+        self._edits.replace((end, end), f"{newline}import tf_lossscale" if is_cut else f"import tf_lossscale{newline}")
 
     def _write(self, statement: ast.Import | ast.ImportFrom, new: list[str | None]) -> None:
         """Replace the names in an import. `new` holds the new import of each name, its old one, or None."""

@@ -70,7 +70,7 @@ def _migrated(content: bytes, around: Around) -> Outcome:
 
 
 def _comments(source: Source) -> collections.Counter[str]:
-    return collections.Counter(token.string for _, token in source.comments_in((0, len(source.text) + 1)))
+    return collections.Counter(token.string for token in source.comments_in((0, len(source.text) + 1)))
 
 
 def _left_by_an_earlier_run(source: Source, findings: list[Finding]) -> list[Finding]:
@@ -78,7 +78,7 @@ def _left_by_an_earlier_run(source: Source, findings: list[Finding]) -> list[Fin
     if MARK not in source.text:
         return []
     current = [finding.reason or "" for finding in findings if finding.kind == TODO]
-    comments = [token for _, token in source.comments_in((0, len(source.text))) if token.string.startswith(MARK)]
+    comments = [token for token in source.comments_in((0, len(source.text))) if token.string.startswith(MARK)]
     reasons = [(comment, comment.string.removeprefix(MARK).strip()) for comment in comments]
     return [
         Finding(*comment.start, TODO, comment.string, reason=reason)

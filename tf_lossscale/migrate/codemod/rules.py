@@ -89,8 +89,8 @@ class Rules:
             return
         if not (isinstance(node, ast.Name) and use.variable and target in _IMPORTED):
             self._replace(use, target, report=call is None)
-        for span, parts in new.changes:
-            self.edits.replace(span, *parts)
+        for span, text in new.changes:
+            self.edits.replace(span, text)
         if call and (new.changes or node in self.gone or source.root(node) in self.gone):
             self.edits.rewritten(call)
 

@@ -16,7 +16,7 @@ TOO_DEEP = "is nested too deeply for the parser. Split its longest expression or
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 # What follows an argument on its last line: a comma and a comment.
 _REST_OF_LINE = re.compile(r"[ \t]*,?[ \t]*(#[^\r\n]*)?(\r\n|\r|\n)")
-_LAYOUT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+_LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 # The parser uses one object for all nodes of each of these types, so they have no place.
 _SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
@@ -90,10 +90,8 @@ class Source:
 
     def _offset(self, line: int, column: int) -> int:
         """Return the offset of a column that is counted in UTF-8 bytes."""
-        text = self._lines[line - 1] if line <= len(self._lines) else ""
-        return self._starts[line - 1] + (
-            column if text.isascii() else len(text.encode()[:column].decode("utf-8", "ignore"))
-        )
+        before = self._lines[line - 1].encode()[:column] if line <= len(self._lines) else b""
+        return self._starts[line - 1] + len(before.decode("utf-8", "ignore"))
 
     def span(self, node: ast.AST) -> Span:
         """Return the place of a node, without parentheses around it."""
@@ -122,33 +120,34 @@ class Source:
         return max(map(len, self._parsed), default=1) - 1
 
     @functools.cached_property
-    def tokens(self) -> list[tuple[int, int, tokenize.TokenInfo]]:
-        """The tokens of the file, each with its start and end."""
+    def _tokens(self) -> list[tuple[int, int, tokenize.TokenInfo]]:
+        """The tokens of the file except line breaks and indents, each with its start and end."""
         found = tokenize.generate_tokens(iter([*self._parsed, ""]).__next__)
         starts = [*self._starts, self._starts[-1] + 1]
-        return [(starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1], t) for t in found]
-
-    def tokens_in(self, span: Span) -> list[tuple[int, int, tokenize.TokenInfo]]:
-        """Return the tokens that begin in a span."""
-        first, last = (bisect.bisect_left(self.tokens, offset, key=lambda token: token[0]) for offset in span)
-        return self.tokens[first:last]
-
-    def comments_in(self, span: Span) -> list[tuple[int, tokenize.TokenInfo]]:
-        """Return the comments in a span, each with its offset."""
-        return [(start, t) for start, _, t in self.tokens_in(span) if t.type == tokenize.COMMENT]
+        spans = ((starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1], t) for t in found)
+        return [each for each in spans if each[2].type not in _LAYOUT]
 
     @functools.cached_property
-    def first_lines(self) -> dict[int, int]:
-        """Maps the number of each line of a statement to the number of the line on which the statement begins."""
-        first: dict[int, int] = {}
-        start = None
-        for _, _, token in self.tokens:
-            if token.type == tokenize.NEWLINE:
-                first.update(dict.fromkeys(range(start or 0, token.end[0] + 1), start or 0))
-                start = None
-            elif start is None and token.type not in _LAYOUT:
-                start = token.start[0]
-        return first
+    def _code(self) -> list[tuple[int, int, tokenize.TokenInfo]]:
+        return [each for each in self._tokens if each[2].type != tokenize.COMMENT]
+
+    def comments_in(self, span: Span) -> list[tokenize.TokenInfo]:
+        """Return the comments in a span."""
+        return [t for start, _, t in self._tokens if t.type == tokenize.COMMENT and span[0] <= start < span[1]]
+
+    @functools.cached_property
+    def _first_lines(self) -> list[int]:
+        """The numbers of the lines on which a statement begins that nothing precedes on its line."""
+        lines = set()
+        for node in self.nodes(ast.stmt):
+            if not self.line(node.lineno).encode()[: node.col_offset].strip():
+                lines.add((getattr(node, "decorator_list", None) or [node])[0].lineno)
+        return sorted(lines)
+
+    def first_line(self, offset: int) -> int:
+        """Return the number of the first line of the statement at an offset."""
+        before = bisect.bisect(self._first_lines, self.line_of(offset))
+        return self._first_lines[before - 1] if before else 1
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that contains a node."""
@@ -158,9 +157,23 @@ class Source:
 
     def arguments(self, call: ast.Call) -> list[Argument]:
         """Return the arguments of a call, in the order of the source."""
-        nodes: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=self.span)
-        ends = [self.span(node)[1] for node in nodes]
-        return [self._argument(node, tokens) for node, tokens in zip(nodes, self._pieces(call, ends), strict=True)]
+        return [self._argument(node, call) for node in sorted([*call.args, *call.keywords], key=self.span)]
+
+    def _argument(self, node: ast.expr | ast.keyword, call: ast.Call) -> Argument:
+        value = node.value if isinstance(node, (ast.keyword, ast.Starred)) else node
+        start, end = self._with_parentheses(value, self.span(call)[1] - 1)
+        keyword = (node.arg or "**") if isinstance(node, ast.keyword) else "*" if value is not node else None
+        return Argument(keyword, value, (self.span(node)[0] if keyword else start, end), (start, end))
+
+    def _with_parentheses(self, node: ast.expr, limit: int) -> Span:
+        """Return the place of a node with the parentheses around it that end before an offset."""
+        code, (start, end) = self._code, self.span(node)
+        first = bisect.bisect_left(code, start, key=lambda token: token[0])
+        last = bisect.bisect_left(code, end, key=lambda token: token[0])
+        while code[first - 1][2].string == "(" and code[last][2].string == ")" and code[last][0] < limit:
+            first, last = first - 1, last + 1
+            start, end = code[first][0], code[last - 1][1]
+        return start, end
 
     def removal(self, arguments: list[Argument], index: int) -> Span:
         """Return the span to remove together with an argument: its line if nothing else is on it, or a comma."""
@@ -171,30 +184,3 @@ class Source:
         line = self.start_of_line(self.line_of(start))
         rest = _REST_OF_LINE.match(self.text, end)
         return (line, rest.end()) if rest and line > before else (before, end)
-
-    def _argument(self, node: ast.expr | ast.keyword, tokens: list[Span]) -> Argument:
-        span = tokens[0][0], tokens[-1][1]
-        if isinstance(node, ast.Starred):
-            return Argument("*", node.value, span, (tokens[1][0], span[1]))
-        if isinstance(node, ast.keyword):
-            return Argument(node.arg or "**", node.value, span, (tokens[2 if node.arg else 1][0], span[1]))
-        return Argument(None, node, span, span)
-
-    def _pieces(self, call: ast.Call, ends: list[int]) -> list[list[Span]]:
-        """Return the tokens of the arguments of a call that end at these offsets, without comments and line breaks."""
-        pieces: list[list[Span]] = [[]]
-        depth = 0
-        for start, end, token in self.tokens_in((self.span(call.func)[1], self.span(call)[1])):
-            if depth == 0:
-                # Closing parentheses around the called function may come first.
-                depth += token.string == "("
-                continue
-            depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
-            if depth == 0:
-                break
-            # A `lambda` has commas of its own.
-            if depth == 1 and token.string == "," and start >= ends[len(pieces) - 1]:
-                pieces.append([])
-            elif token.type not in _LAYOUT:
-                pieces[-1].append((start, end))
-        return [piece for piece in pieces if piece]

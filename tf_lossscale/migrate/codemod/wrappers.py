@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.edits import Part
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.source import Argument, Span
 from tf_lossscale.migrate.codemod.uses import Use, Uses
@@ -40,7 +39,7 @@ class Form(NamedTuple):
     #: The dotted name of the new class or function.
     target: str | None
     #: The spans to replace in the arguments of the call, each with its new text.
-    changes: Sequence[tuple[Span, tuple[Part, ...]]] = ()
+    changes: Sequence[tuple[Span, str]] = ()
     reason: str | None = None
 
 
@@ -104,17 +103,17 @@ def _with_old_arguments(source: Uses, arguments: list[Argument]) -> Form:
     if not {"optimizer"} <= given.keys() <= {"optimizer", "loss_scale"} or len(given) != len(arguments):
         raise Unprovable(_NO_MATCH)
     optimizer = arguments[given["optimizer"]]
-    renamed = (optimizer.span[0], optimizer.span[0] + len(optimizer.keyword or "")), ("inner_optimizer",)
-    changes: list[tuple[Span, tuple[Part, ...]]] = [renamed] if optimizer.keyword == "optimizer" else []
+    renamed = (optimizer.span[0], optimizer.span[0] + len(optimizer.keyword or "")), "inner_optimizer"
+    changes: list[tuple[Span, str]] = [renamed] if optimizer.keyword == "optimizer" else []
     if "loss_scale" not in given:
         return Form(table.WRAPPER, changes)
     scale = arguments[given["loss_scale"]]
     if source.state.is_shared(scale.value):
         raise Unprovable(_SHARED)
     if _is_dynamic(scale.value):
-        return Form(table.WRAPPER, [*changes, (source.removal(arguments, given["loss_scale"]), ())])
+        return Form(table.WRAPPER, [*changes, (source.removal(arguments, given["loss_scale"]), "")])
     if is_number(scale.value):
-        return Form(table.WRAPPER, [*changes, (scale.span, ("dynamic=False, initial_scale=", scale.value_span))])
+        return Form(table.WRAPPER, [*changes, ((scale.span[0], scale.value_span[0]), "dynamic=False, initial_scale=")])
     return Form(names.HELPER)
 
 
