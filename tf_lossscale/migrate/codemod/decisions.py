@@ -1,10 +1,7 @@
-"""Decides what becomes of a variable that stands for an old name, such as an imported class, and of all its uses.
+"""Decides which old names keep their old meaning in a file.
 
-The variable gets one new meaning:
-
-- MODERN: it becomes today's name, and its uses change with it.
-- LEGACY: it becomes the name in `tf_lossscale.legacy` that means the same as the old one, and its uses stay.
-- LEFT: it stays, because the meaning of a use is not certain. The use is reported.
+A file has one meaning for all experimental names of Keras. They move to today's names and arguments, or they keep the
+old ones, in `tf_lossscale.legacy.experimental`, and their uses stay as they are.
 """
 
 from __future__ import annotations
@@ -16,77 +13,55 @@ from tf_lossscale.migrate.codemod import names, policies, wrappers
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Variable
 from tf_lossscale.migrate.codemod.uses import Use, Uses
 
-MODERN, LEGACY, LEFT = "modern", "legacy", "left"
 
-# Modules of TensorFlow 1 and 2.0, for which `tf_lossscale.legacy` has a module with the same names.
-_WITH_SAME_NAMES = {module for module, new in table.MODULES.items() if new != table.KERAS}
+def is_legacy(source: Uses) -> bool:
+    """Return whether the experimental names keep their old meaning in a file.
 
+    They do if the file needs an old object, or if code that the codemod does not follow may read a name.
 
-class Decisions:
-    """The new meanings of the variables in one file.
-
-    >>> source = Uses(b"from tensorflow.keras.mixed_precision import experimental as mp\\nmp.set_policy('float32')")
-    >>> Decisions(source).of((source.tree, "mp"))
-    'modern'
-
-    Args:
-        source: the file.
+    >>> is_legacy(Uses(b"from tensorflow.keras.mixed_precision import experimental as mp\\nmp.set_policy('float32')"))
+    False
     """
+    return (
+        source.keeps_old_state
+        or policies.need_scale(source)
+        or not names.OF_KERAS.isdisjoint(map(names.canonical, source.stars))
+        or any(use.variable for use in source.in_f_strings.values())
+        or any(_is_value(source, use) for use in source.uses)
+        or any(_is_shared(source, variable) for variable in source.bindings)
+    )
 
-    def __init__(self, source: Uses):
-        self._source = source
-        #: Whether the policies in this file keep their loss scales, in `tf_lossscale.legacy.experimental`.
-        self.keeps_policies: bool = policies.need_scale(source)
-        self._of_variable: dict[Variable, list[Use]] = {}
-        for use in source.uses:
-            if use.variable:
-                self._of_variable.setdefault(use.variable, []).append(use)
-        self._decisions: dict[Variable, str] = {}
 
-    def of(self, variable: Variable) -> str:
-        """Return the new meaning of a variable that stands for an old name: MODERN, LEGACY or LEFT."""
-        if variable not in self._decisions:
-            self._decisions[variable] = self._decided(variable)
-        return self._decisions[variable]
+def _is_value(source: Uses, use: Use) -> bool:
+    """Return whether a class or module is used in a way that today's names do not support for certain."""
+    is_alias = use.node in source.aliases
+    if not isinstance(getattr(use.node, "ctx", ast.Load()), ast.Load):
+        return use.variable is not None
+    if use.roles != {table.EXPERIMENTAL}:
+        is_named = is_alias or source.is_old(source.looked_up(use.node, use.dotted))
+        return bool(use.canonical & names.OF_KERAS) and not is_named
+    if not use.is_sure or source.called(use):
+        return not use.is_sure or bool(wrappers.form(source, use).reason)
+    return not is_alias and not source.is_tested(use.node)
 
-    def _decided(self, variable: Variable) -> str:
-        bound = {dotted for each in self._source.bindings[variable] for dotted in self._source.meanings(each)}
-        known = {names.canonical(dotted) for dotted in bound}
-        if any(map(names.in_copy, bound)):
-            return LEFT
-        if known & _WITH_SAME_NAMES:
-            return LEGACY
-        if known & table.MODULES.keys():
-            return self._module(variable, any(map(names.is_gone, bound)))
-        roles = {table.OLD[name].role for name in known if name in table.OLD} & {table.STABLE, table.EXPERIMENTAL}
-        return self._wrapper(variable, roles, UNKNOWN in bound) if roles else MODERN
 
-    def _module(self, variable: Variable, is_gone: bool) -> str:
-        source, uses = self._source, self._of_variable.get(variable, [])
-        if not is_gone and any(not use.rows and isinstance(use.node, ast.Attribute) for use in uses):
-            # A use needs a private name that the module still has.
-            return LEFT
-        keeps = self.keeps_policies or source.keeps_old_state or self._is_value(variable)
-        is_refused = any(use.roles & names.WRAPPERS and not wrappers.form(source, use).target for use in uses)
-        return LEGACY if keeps or is_refused or not all(use.is_sure for use in uses) else MODERN
+def _is_shared(source: Uses, variable: Variable) -> bool:
+    """Return whether a variable for an experimental name may be read elsewhere, or may be something else."""
+    known = set(map(names.canonical, source.meanings(variable)))
+    roles = {table.OLD[name].role for name in known if name in table.OLD}
+    is_unsure = UNKNOWN in known or not source.names.get(variable) or source.is_requested(variable)
+    return is_unsure and bool(known & names.OF_KERAS or table.EXPERIMENTAL in roles)
 
-    def _wrapper(self, variable: Variable, roles: set[str], may_be_other: bool) -> str:
-        source, uses = self._source, self._of_variable.get(variable, [])
-        forms = [wrappers.form(source, use) for use in uses]
-        keeps = may_be_other or self._is_value(variable) or self._is_alias_of_legacy(variable)
-        if table.EXPERIMENTAL in roles and (keeps or any(f.target == wrappers.WITH_OLD_ARGUMENTS for f in forms)):
-            return LEGACY if roles == {table.EXPERIMENTAL} or not uses else LEFT
-        is_refused = any(f.reason and source.called(use) for f, use in zip(forms, uses, strict=True))
-        return LEFT if is_refused else MODERN
 
-    def _is_value(self, variable: Variable) -> bool:
-        """Return whether a variable is read other than at the beginning of an old name, here or in another file."""
-        source, read = self._source, self._source.names.get(variable, ())
-        uses = self._of_variable.get(variable, [])
-        roots = {source.root(use.node) for use in uses if use.rows or source.looked_up(use.node, use.dotted)}
-        return source.is_exported(variable, len(read)) or any(name not in roots for name in read)
-
-    def _is_alias_of_legacy(self, variable: Variable) -> bool:
-        values = [binding.value for binding in self._source.bindings[variable]]
-        aliased = [use for use in self._source.uses if use.node in values and use.variable]
-        return any(isinstance(use.node, ast.Name) or self.of(use.variable) == LEGACY for use in aliased if use.variable)
+def left(source: Uses) -> set[Variable]:
+    """Return the variables whose imports stay, because the meaning of a use is not certain."""
+    found = set()
+    for use in source.uses:
+        if use.variable and not use.rows:
+            known = set(map(names.canonical, source.meanings(use.variable)))
+            if isinstance(use.node, ast.Attribute) and known & names.OF_KERAS and not any(map(names.is_gone, known)):
+                found.add(use.variable)
+        elif use.variable and isinstance(use.node, ast.Name) and use.roles & (names.WRAPPERS - {table.EXPERIMENTAL}):
+            is_refused = source.called(use) and wrappers.form(source, use).reason
+            found |= {use.variable} if is_refused else set()
+    return found

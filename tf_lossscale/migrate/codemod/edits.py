@@ -54,7 +54,7 @@ class Edits:
         source = self.source
         self._findings[source.span(node), report.TODO, reason] = None
         line = source.first_line(source.span(source.statement(node))[0])
-        present = _COMMENTS_ABOVE.search(source.text[: source.start_of_line(line)].replace("\r", ""))
+        present = _COMMENTS_ABOVE.findall(source.text[: source.start_of_line(line)].replace("\r", ""))
         width = min(100, max(79, source.longest_line)) - len(self._indent(line))
         wrapped = textwrap.wrap(f"{MARK} {reason}", width, **_WRAP)
         if wrapped[0] not in self._comments[line] and _joined(" ".join(wrapped)) not in _joined(present[0]):
@@ -104,7 +104,7 @@ class Edits:
         return text[: len(text) - len(text.lstrip())]
 
     def _remove(self, statement: ast.stmt) -> None:
-        """Remove the line of a statement, or write `pass` if other statements are on it, or the block would be empty."""
+        """Remove the line of a statement, or write `pass` if it shares the line or would leave its block empty."""
         source, span = self.source, self.source.span(statement)
         fields = (value for _, value in ast.iter_fields(source.parents[statement]) if isinstance(value, list))
         siblings = next(each for each in fields if statement in each)

@@ -6,23 +6,14 @@ import ast
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, policies
-from tf_lossscale.migrate.codemod.decisions import LEFT, MODERN
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.rules import Rules, legacy_module
+from tf_lossscale.migrate.codemod.rules import PRIVATE_NAME, Rules
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
-_STAYS = "{} stays because not every use of it could be rewritten."
-
 
 class Imports:
-    """Plans the edits to the imports of one file.
-
-    Args:
-        source: the file.
-        edits: receives the edits.
-        rules: what became of the uses of the imported names.
-    """
+    """Plans the edits to the imports of one file, after the rules have been applied."""
 
     def __init__(self, source: Uses, edits: Edits, rules: Rules):
         self._source = source
@@ -59,106 +50,82 @@ class Imports:
 
     def _write(self, statement: ast.Import | ast.ImportFrom, new: list[str | None]) -> None:
         """Replace the names in an import. `new` holds the new import of each name, its old one, or None."""
-        old = [_statement(statement, alias) for alias in statement.names]
-        if new == old:
+        if new == [_statement(statement, alias) for alias in statement.names]:
             return
         by_start: dict[str, list[str]] = {}
         for each in dict.fromkeys(filter(None, new)):
             start, _, name = each.rpartition("import ")
             # All names of one module go into one statement, but `import a, b` becomes two.
-            by_start.setdefault(start or each, []).append(name)
-        lines = [
-            f"{start}import {', '.join(each)}" if start.startswith("from") else start
-            for start, each in by_start.items()
-        ]
-        if not lines:
-            self._edits.remove_statement(statement)
+            by_start.setdefault(f"{start}import " if start else each, []).append(name if start else "")
+        lines = [start + ", ".join(bound) for start, bound in by_start.items()]
+        indent = self._source.line(statement.lineno)[: self._source.column(statement)]
+        if lines:
+            between = "; " if indent.strip() else f"{self._source.newline}{indent}"
+            self._edits.replace(self._source.span(statement), between.join(lines))
         else:
-            self._edits.replace(self._source.span(statement), self._between(statement).join(lines))
+            self._edits.remove_statement(statement)
         self._edits.rewritten(statement, "; ".join(lines) or "(removed)")
-
-    def _between(self, statement: ast.stmt) -> str:
-        line = self._source.line(statement.lineno)
-        start = self._source.span(statement)[0] - self._source.start_of_line(statement.lineno)
-        return "; " if line[:start].strip() else f"{self._source.newline}{line[:start]}"
 
     def _new(
         self, statement: ast.Import | ast.ImportFrom, alias: ast.alias, variable: Variable, binding: Binding
     ) -> str | None:
         """Return the new import of a name: the same import if it stays, or None if it is removed."""
         old, dotted = _statement(statement, alias), alias.name if isinstance(statement, ast.Import) else binding.dotted
-        name, bound = names.canonical(dotted), variable[1]
-        is_known = name in {*table.OLD, *names.EMPTIED}
-        bindings = self._source.bindings[variable]
-        if names.in_copy(dotted) or (is_known and any(names.in_copy(each.dotted) for each in bindings)):
-            self._edits.notice(statement, f"{dotted} {names.IN_COPY}")
-        elif self._source.is_on_any_backend(dotted) or name.startswith("tf_lossscale"):
+        name, bound, source = names.canonical(dotted), variable[1], self._source
+        is_old, is_gone = name in {*table.OLD, *names.EMPTIED}, names.is_gone(dotted)
+        reason = next(filter(None, map(source.stays, (dotted, *source.meanings(variable)))), None)
+        if reason and (is_old or source.stays(dotted)):
+            self._edits.notice(statement, f"{dotted} {reason}")
             return old
-        elif isinstance(statement, ast.Import) and not alias.asname:
-            return f"import {bound}" if name in table.MODULES or names.is_gone(dotted) or name in names.PRIVATE else old
-        elif is_known:
-            return self._known(statement, old, dotted, variable)
-        elif names.is_gone(dotted):
-            return self._without_counterpart(statement, old, dotted, variable)
-        elif name.rpartition(".")[0] in names.PRIVATE:
-            self._edits.notice(statement, f"{alias.name} {names.PRIVATE_NAME}")
-        return old
-
-    def _known(self, statement: ast.stmt, old: str, dotted: str, variable: Variable) -> str | None:
-        """Return the new import of an old name, or of a module that contains only old names."""
-        name, bound = names.canonical(dotted), variable[1]
-        uses, remain = self._uses(variable)
-        is_unused = not remain and not self._source.is_exported(variable, uses)
-        if name in names.PRIVATE and names.is_gone(dotted) and not is_unused:
-            return self._without_counterpart(statement, old, dotted, variable)
-        if name == table.KERAS or name in names.PRIVATE:
-            return None if is_unused else old
-        decision = self._rules.decisions.of(variable)
-        if decision == LEFT:
-            self._edits.notice(statement, _STAYS.format(bound))
+        if isinstance(statement, ast.Import) and not alias.asname:
+            return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE} else old
+        if not (is_old or is_gone) or name.startswith("tf_lossscale"):
+            if name.rpartition(".")[0] in names.PRIVATE:
+                self._edits.notice(statement, PRIVATE_NAME.format(alias.name))
             return old
-        if is_unused:
+        if variable in self._rules.left:
+            self._edits.notice(statement, f"{bound} stays because not every use of it could be rewritten.")
+            return old
+        used = source.names.get(variable, ())
+        remains = any(node not in self._rules.gone for node in used)
+        has_new = name in {*table.OLD, *table.MODULES}
+        if not remains and not source.is_requested(variable) and (used or not has_new):
             return None
-        if name in table.MODULES:
-            is_modern = decision == MODERN
-            return _from(f"{_library(dotted)}.mixed_precision" if is_modern else legacy_module(name), bound)
-        row = table.OLD[name]
-        target = row.new if decision == MODERN else table.WRAPPERS_WITH_OLD_ARGUMENTS.get(row.role, row.new)
-        if row.role == table.CONTRIB:
-            target = table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB]
-        if row.role in policies.ROLES and self._rules.decisions.keeps_policies:
-            short = row.new.rpartition(".")[2].replace("set_global_policy", "set_policy")
-            target = f"{names.EXPERIMENTAL}.{short}"
-        elif target.startswith("keras."):
-            target = _library(dotted) + target.removeprefix("keras")
-        return _from(target, bound)
-
-    def _without_counterpart(self, statement: ast.stmt, old: str, dotted: str, variable: Variable) -> str | None:
-        """Return the new import of a name or private module that no longer exists."""
-        remain = self._uses(variable)[1]
+        if has_new:
+            return _from(self._target(name, dotted, variable), bound)
         # The remaining uses of a module are reported where they are.
-        if remain and names.canonical(dotted) in names.PRIVATE:
-            return old
-        if not remain and not self._source.is_exported(variable, uses=1):
-            return None
-        self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
+        if is_gone and not (remains and name in names.PRIVATE):
+            self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
         return old
+
+    def _target(self, name: str, dotted: str, variable: Variable) -> str:
+        """Return the new dotted name of an old name, or of a module that contains only old names."""
+        root = dotted.split(".", 1)[0]
+        library = root if root in ("tf_keras", "keras") else "tensorflow.keras"
+        if name in table.MODULES:
+            is_modern = name in names.OF_KERAS and not self._rules.is_legacy
+            return f"{library}.mixed_precision" if is_modern else names.legacy_module(name)
+        row = table.OLD[name]
+        known = set(map(names.canonical, self._source.meanings(variable))) & table.OLD.keys()
+        is_either = {table.OLD[each].role for each in known} >= {table.STABLE, table.EXPERIMENTAL}
+        is_called = is_either and self._source.names.get(variable)
+        if self._rules.is_legacy and row.role == table.EXPERIMENTAL and not is_called:
+            return table.WRAPPERS_WITH_OLD_ARGUMENTS[row.role]
+        if self._rules.is_legacy and row.role in policies.ROLES and name != f"{table.KERAS}.Policy":
+            short = row.new.rpartition(".")[2].replace("set_global_policy", "set_policy")
+            return f"{names.EXPERIMENTAL}.{short}"
+        return library + row.new.removeprefix("keras") if row.new.startswith("keras.") else row.new
 
     def _star(self, statement: ast.ImportFrom) -> None:
         module = module_of(statement)
         name = names.canonical(module)
-        if names.in_copy(module):
-            self._edits.notice(statement, f"{module} {names.IN_COPY}")
+        if reason := self._source.stays(module):
+            self._edits.notice(statement, f"{module} {reason}")
         elif name in table.MODULES:
-            self._edits.replace(self._source.span(statement), f"from {legacy_module(name)} import *")
+            self._edits.replace(self._source.span(statement), f"from {names.legacy_module(name)} import *")
             self._edits.rewritten(statement)
         elif name in names.PRIVATE and names.is_gone(module):
             self._edits.todo(statement, f"{module} no longer exists. Import its names one by one, and migrate again.")
-
-    def _uses(self, variable: Variable) -> tuple[int, int]:
-        """Return how often this file uses an imported name, and how many of the uses remain after the edits."""
-        uses = self._source.names.get(variable, ())
-        return len(uses), sum(node not in self._rules.gone for node in uses)
 
 
 def _statement(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
@@ -170,9 +137,3 @@ def _statement(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 def _from(dotted: str, bound: str) -> str:
     module, _, name = dotted.rpartition(".")
     return f"from {module} import {name}" + ("" if bound == name else f" as {bound}")
-
-
-def _library(dotted: str) -> str:
-    """Return the Keras library that an old dotted name belongs to."""
-    root = dotted.split(".", 1)[0]
-    return root if root in ("tf_keras", "keras") else "tensorflow.keras"

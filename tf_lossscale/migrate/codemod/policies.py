@@ -35,28 +35,15 @@ _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("f
 
 
 def scale_of(source: Uses, use: Use) -> tuple[list[Argument], int] | None:
-    """Return the arguments of a call that creates a policy, and the index of its loss scale.
-
-    Args:
-        source: the file.
-        use: a use of an old name.
-
-    Returns:
-        None if the use is no such call, or if the call has no loss scale.
-    """
+    """Return the arguments of a call that creates a policy, and the index of its loss scale, or None without one."""
     call = source.called(use)
     arguments = source.arguments(call) if call and use.roles == {table.POLICY} else []
     at = [i for i, each in enumerate(arguments) if each.keyword == "loss_scale" or (i == 1 and not each.keyword)]
     return (arguments, at[0]) if at else None
 
 
-def has_default_scale(arguments: list[Argument], at: int) -> bool:
-    """Return whether the loss scale of a policy is the one that a policy of its name has by default.
-
-    Args:
-        arguments: the arguments of the call that creates the policy.
-        at: the index of the loss scale.
-    """
+def _has_default_scale(arguments: list[Argument], at: int) -> bool:
+    """Return whether the loss scale of a policy is the one that a policy of its name has by default."""
     name, scale = string(arguments[1 - at].value) if len(arguments) == 2 else None, arguments[at].value
     if name == "mixed_float16":
         return string(scale) in ("auto", "dynamic")
@@ -65,76 +52,56 @@ def has_default_scale(arguments: list[Argument], at: int) -> bool:
 
 
 def need_scale(source: Uses) -> bool:
-    """Return whether the policies of a file need a loss scale.
-
-    Args:
-        source: the file.
-    """
+    """Return whether the policies of a file need a loss scale."""
     scales = [scale for use in source.uses if (scale := scale_of(source, use))]
-    reads = (_is_read(node) and _is_made_here(source, node) for node in source.nodes(ast.Attribute))
-    return any(reads) or not all(has_default_scale(*scale) for scale in scales)
+    reads = (_is_read(node) and _is_made_here(source, node.value) for node in source.nodes(ast.Attribute))
+    return any(reads) or not all(_has_default_scale(*scale) for scale in scales)
 
 
 def _is_read(node: ast.Attribute) -> bool:
     return node.attr in _OF_OLD_POLICIES and isinstance(node.ctx, ast.Load)
 
 
-def _is_made_here(source: Uses, read: ast.Attribute) -> bool:
-    """Return whether an attribute is read from a policy that this file makes with an old name."""
-    policy = read.value
+def _is_made_here(source: Uses, policy: ast.expr) -> bool:
+    """Return whether an expression is a policy that this file makes with an old name."""
     is_made = isinstance(policy, ast.Call) or (isinstance(policy, ast.Name) and policy.id in source.state.policies)
     return bool(source.roles & ROLES) and is_made and source.state.is_policy(policy)
 
 
 def report_reads(source: Uses, edits: Edits) -> None:
-    """Report attributes of policies from elsewhere that today's policies do not have.
-
-    Args:
-        source: the file.
-        edits: receives the findings.
-    """
+    """Report attributes of policies from elsewhere that today's policies do not have."""
     for node in source.nodes(ast.Attribute):
-        if not _is_read(node) or _is_made_here(source, node):
-            continue
         policy = source.code(node.value)
         name = policy.rsplit(".", 1)[-1].lower()
         is_named = name == "policy" and bool(source.roles - {table.OURS})
-        if is_named or name.endswith(("dtype_policy", "precision_policy")):
+        is_policy = is_named or name.endswith(("dtype_policy", "precision_policy"))
+        if is_policy and _is_read(node) and not _is_made_here(source, node.value):
             edits.todo(node, _NOT_IN_KERAS.format(policy, node.attr))
 
 
 def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> None:
     """Replace or report the policy name in a call, if it is one that only TensorFlow 2.0 and 2.1 had.
 
-    Args:
-        source: the file.
-        edits: receives the edits.
-        call: a call that creates or sets a policy.
-        is_old: whether the call still has the old meaning. Then None is a policy.
+    If the call keeps its old meaning, None is a policy.
     """
     for argument in source.arguments(call)[:1]:
         name, quoted = string(argument.value), source.code(argument.value)
-        if name in _WITH_FLOAT32:
-            edits.replace(source.span(argument.value), quoted.replace(name, _WITH_FLOAT32[name]))
+        new = quoted.replace(name, _WITH_FLOAT32[name]) if name in _WITH_FLOAT32 else None
+        new = '"float32"' if quoted == "None" and not is_old else new
+        if new:
+            edits.replace(source.span(argument.value), new)
             edits.rewritten(argument.value)
         elif name in _INFERRED:
             edits.todo(call, _INFER.format(quoted))
-        elif quoted == "None" and not is_old:
-            edits.replace(source.span(argument.value), '"float32"')
-            edits.rewritten(argument.value)
 
 
 def report_scale(source: Uses, edits: Edits, call: ast.Call, arguments: list[Argument], at: int) -> None:
-    """Report a policy whose loss scale compile() does not read any more.
-
-    Args:
-        source: the file.
-        edits: receives the finding.
-        call: the call that creates the policy.
-        arguments: its arguments.
-        at: the index of the loss scale.
-    """
+    """Report a policy whose loss scale, which is the argument at an index, compile() does not read any more."""
     name = string(arguments[1 - at].value) if len(arguments) == 2 else None
     compiles = any(node.attr == "compile" for node in source.nodes(ast.Attribute))
-    if name in (None, "mixed_float16") and not has_default_scale(arguments, at) and (compiles or not source.constructs):
+    if (
+        name in (None, "mixed_float16")
+        and not _has_default_scale(arguments, at)
+        and (compiles or not source.constructs)
+    ):
         edits.notice(call, _DOES_NOT_READ)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
 from typing import NamedTuple
 
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.source import Source
 
 #: Stands for anything that has no qualified name.
 UNKNOWN = "?"
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
@@ -44,12 +44,6 @@ class Scopes(Source):
     >>> scopes = Scopes(b"import tensorflow as tf\\nmp = tf.keras.mixed_precision\\nmp.Policy")
     >>> scopes.dotted(scopes.tree.body[2].value)
     frozenset({'tensorflow.keras.mixed_precision.Policy'})
-
-    Args:
-        content: the bytes of the file.
-
-    Raises:
-        ValueError: the file cannot be parsed.
     """
 
     def __init__(self, content: bytes):
@@ -58,15 +52,16 @@ class Scopes(Source):
         self.bindings: dict[Variable, list[Binding]] = {}
         #: The modules from which this file imports `*`.
         self.stars: list[str] = []
-        self._scopes: dict[ast.AST, ast.AST] = {}
         self._globals: set[Variable] = set()
         self._dotted: dict[ast.AST, frozenset[str]] = {}
-        self._scopes[self.tree] = self.tree
+        self._scopes: dict[ast.AST, ast.AST] = {self.tree: self.tree}
         inside: dict[ast.AST, ast.AST] = {}
         for node, parent in self.parents.items():
             self._scopes[node] = inside.get(node) or self._scopes[parent]
-            if isinstance(node, (*_FUNCTIONS, ast.ClassDef, *_COMPREHENSIONS)):
-                inside.update(dict.fromkeys(_inside(node), node))
+            if isinstance(node, _SCOPES):
+                inside.update(dict.fromkeys(node.body if isinstance(node.body, list) else [node.body], node))
+            elif isinstance(node, _COMPREHENSIONS):
+                inside.update(dict.fromkeys(ast.iter_child_nodes(node), node))
             self._bind(node)
 
     def _bind(self, node: ast.AST) -> None:
@@ -84,10 +79,7 @@ class Scopes(Source):
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             outer = self.parents[node]
             is_alias = isinstance(outer, ast.AnnAssign) or (isinstance(outer, ast.Assign) and len(outer.targets) == 1)
-            value = getattr(outer, "value", None) if is_alias else None
-            self._add(node, node.id, Binding(node, value=value))
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            self._add(node, node.name, Binding(node))
+            self._add(node, node.id, Binding(node, value=getattr(outer, "value", None) if is_alias else None))
 
     def _add(self, node: ast.AST, name: str, binding: Binding) -> None:
         scope = self._scopes[node]
@@ -101,7 +93,9 @@ class Scopes(Source):
         elif alias.name == "*":
             self.stars.append(module_of(node))
         else:
-            self._add(node, alias.asname or alias.name, Binding(alias, f"{_package(node)}{alias.name}"))
+            module = module_of(node)
+            dotted = f"{module}{alias.name}" if module.endswith(".") else f"{module}.{alias.name}"
+            self._add(node, alias.asname or alias.name, Binding(alias, dotted))
 
     def variable(self, name: ast.Name) -> Variable | None:
         """Return the variable to which a name refers, or None if this file does not bind the name."""
@@ -135,63 +129,46 @@ class Scopes(Source):
             return {f"{d}.{attribute}" for d in self.dotted(node.args[0]) if attribute and d != UNKNOWN} or {UNKNOWN}
         if not isinstance(node, ast.Name):
             return {UNKNOWN}
-        variable = self.variable(node)
-        if variable is None:
-            starred = {f"{module}.{node.id}" for module in self.stars}
-            old = {dotted for dotted in starred if names.leads_to_old(dotted)}
-            return old or {CUSTOMARY.get(node.id, UNKNOWN) if self.stars else UNKNOWN}
-        return {dotted for binding in self.bindings[variable] for dotted in self.meanings(binding)}
+        if variable := self.variable(node):
+            return set(self.meanings(variable))
+        starred = {f"{module}.{node.id}" for module in self.stars}
+        old = {dotted for dotted in starred if leads_to_old(dotted)}
+        return old or {CUSTOMARY.get(node.id, UNKNOWN) if self.stars else UNKNOWN}
 
-    def meanings(self, binding: Binding) -> frozenset[str]:
-        """Return the qualified names that a binding gives to a variable."""
-        if binding.dotted:
-            return frozenset({binding.dotted})
-        if isinstance(binding.value, ast.Constant) and binding.value.value is None:
-            return frozenset()
-        return self.dotted(binding.value) if binding.value else frozenset({UNKNOWN})
+    def meanings(self, variable: Variable) -> frozenset[str]:
+        """Return the qualified names that a variable may stand for."""
+        found: set[str] = set()
+        for binding in self.bindings[variable]:
+            if binding.dotted:
+                found.add(binding.dotted)
+            elif not (isinstance(binding.value, ast.Constant) and binding.value.value is None):
+                found |= self.dotted(binding.value) if binding.value else {UNKNOWN}
+        return frozenset(found)
 
     @functools.cached_property
     def modules(self) -> set[str]:
         """The modules that this file imports."""
-        imports = [node for node in self.parents if isinstance(node, ast.Import)]
-        from_imports = [node for node in self.parents if isinstance(node, ast.ImportFrom)]
-        return {alias.name for node in imports for alias in node.names} | set(map(module_of, from_imports))
+        imported = {alias.name for node in self.nodes(ast.Import) for alias in node.names}
+        return imported | set(map(module_of, self.nodes(ast.ImportFrom)))
 
     @functools.cached_property
     def quoted(self) -> set[str]:
         """The words in string annotations and in `__all__`. An imported name among them has to stay."""
-        words: set[str] = set()
-        for node in self.parents:
-            held: list[ast.AST | None] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
-            if isinstance(node, ast.Assign) and self.code(node.targets[0]) == "__all__":
-                held.append(node.value)
-            strings = [string(part) or "" for each in held if isinstance(each, ast.AST) for part in ast.walk(each)]
-            words.update(word for text in strings for word in names.WORD.findall(text))
-        return words
-
-    def enclosing_class(self, node: ast.AST) -> ast.ClassDef | None:
-        """Return the innermost class that contains a node."""
-        while node is not self.tree:
-            node = self.parents[node]
-            if isinstance(node, ast.ClassDef):
-                return node
-        return None
+        held = [getattr(node, name, None) for node in self.parents for name in ("annotation", "returns")]
+        held += [node.value for node in self.nodes(ast.Assign) if self.code(node.targets[0]) == "__all__"]
+        parts = (part for each in held if isinstance(each, ast.AST) for part in ast.walk(each))
+        return {word for part in parts for word in names.WORD.findall(string(part) or "")}
 
 
-def _inside(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the children of a function, class or comprehension that are in its own scope."""
-    body = getattr(scope, "body", list(ast.iter_child_nodes(scope)))
-    yield from body if isinstance(body, list) else [body]
+def leads_to_old(dotted: str) -> bool:
+    """Return whether a dotted name is an old name, or a package that contains old names."""
+    name = names.canonical(dotted)
+    return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES, "tensorflow.compat.v1"))
 
 
 def module_of(node: ast.ImportFrom) -> str:
     """Return the module of a `from` import as written, with leading dots."""
     return "." * node.level + (node.module or "")
-
-
-def _package(node: ast.ImportFrom) -> str:
-    module = module_of(node)
-    return module if module.endswith(".") else f"{module}."
 
 
 def string(node: ast.AST) -> str | None:

@@ -90,8 +90,9 @@ class Source:
 
     def _offset(self, line: int, column: int) -> int:
         """Return the offset of a column that is counted in UTF-8 bytes."""
-        before = self._lines[line - 1].encode()[:column] if line <= len(self._lines) else b""
-        return self._starts[line - 1] + len(before.decode("utf-8", "ignore"))
+        text = self._lines[line - 1] if line <= len(self._lines) else ""
+        column = column if text.isascii() else len(text.encode()[:column].decode("utf-8", "ignore"))
+        return self._starts[line - 1] + column
 
     def span(self, node: ast.AST) -> Span:
         """Return the place of a node, without parentheses around it."""
@@ -101,6 +102,11 @@ class Source:
     def code(self, node: ast.AST) -> str:
         """Return the source code of a node."""
         return self.text[slice(*self.span(node))]
+
+    def column(self, node: ast.AST) -> int:
+        """Return the column of a node, counted from 0."""
+        start = self.span(node)[0]
+        return start - self.start_of_line(self.line_of(start))
 
     def line_of(self, offset: int) -> int:
         """Return the number of the line at an offset, counted from 1."""
@@ -157,7 +163,8 @@ class Source:
 
     def arguments(self, call: ast.Call) -> list[Argument]:
         """Return the arguments of a call, in the order of the source."""
-        return [self._argument(node, call) for node in sorted([*call.args, *call.keywords], key=self.span)]
+        nodes: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=self.span)
+        return [self._argument(node, call) for node in nodes]
 
     def _argument(self, node: ast.expr | ast.keyword, call: ast.Call) -> Argument:
         value = node.value if isinstance(node, (ast.keyword, ast.Starred)) else node

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.names import OLD_RUN
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.source import Source
 
+OLD_RUN = "experimental_run_v2"
 _STRING = f"strings are not changed. tf.distribute has no {OLD_RUN} any more: write run."
 _OWN = f"this file defines {OLD_RUN} and keeps it. Calls in other files become run. Rename it in this file, too."
 

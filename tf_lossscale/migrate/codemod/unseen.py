@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.scopes import CUSTOMARY, UNKNOWN, string
+from tf_lossscale.migrate.codemod.scopes import CUSTOMARY, UNKNOWN, leads_to_old, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
 # The last part of each old name, without its module.
@@ -49,6 +49,11 @@ COMPILED = (
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
 _OVERRIDES = "overrides a private method of the old class, which tf_lossscale does not call."
+GONE_HOOK = "was a private method of the old class. tf_lossscale has no such method."
+# Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
+GONE_HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
+# Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
+HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
 # What only the wrappers of TensorFlow 2 have, and Keras's own class has not.
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")
 
@@ -76,10 +81,13 @@ def report(source: Uses, edits: Edits) -> None:
 def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
     """Report an old name in a module that is the result of a call, or whose origin this file does not show."""
     code, root = source.code(node), source.root(node)
+    for dotted in source.dotted(node) if not isinstance(source.parents[node], ast.Attribute) else ():
+        if (reason := source.stays(dotted)) and not (root and any(map(source.stays, source.dotted(root)))):
+            edits.notice(node, f"{dotted} {reason}")
     if isinstance(node.value, ast.Call) and re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT:
         if source.dotted(node) == {UNKNOWN}:
             edits.notice(node, _OF_CALL)
-    elif root and root.id in CUSTOMARY and not any(map(names.leads_to_old, source.dotted(root))):
+    elif root and root.id in CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
         name = names.canonical(CUSTOMARY[root.id] + code.removeprefix(root.id))
         row = table.OLD.get(name)
         if row and not (row.role == table.POLICY and "experimental" not in name):
@@ -96,8 +104,8 @@ def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
         return
     if _IN_A_STRING.fullmatch(value) or (is_imported and _IMPORTED.fullmatch(value)):
         edits.notice(node, _STRING)
-    elif names.in_copy(value):
-        edits.notice(node, f"{value} {names.IN_COPY}")
+    elif reason := source.stays(value):
+        edits.notice(node, f"{value} {reason}")
 
 
 def _items(source: Uses) -> Iterator[tuple[str | None, ast.expr]]:
@@ -125,15 +133,15 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
     bases = [source.parents[use.node] for use in source.uses if use.roles & names.WRAPPERS]
     classes = [each for each in bases if isinstance(each, ast.ClassDef)]
     for method in (each for cls in classes for each in cls.body if isinstance(each, ast.FunctionDef)):
-        if method.name in names.HOOKS:
+        if method.name in HOOKS:
             edits.todo(method, f"{method.name} {_OVERRIDES}")
     for node in source.nodes(ast.Attribute):
         owner, inner = source.code(node.value), node.value
         if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store):
-            if owner != "self" or source.enclosing_class(node) in classes:
+            if owner != "self" or classes:
                 edits.notice(node, _TAKES)
-        elif node.attr in names.GONE_HOOKS:
-            edits.todo(node, f"{node.attr} {names.GONE_HOOK}")
+        elif node.attr in GONE_HOOKS:
+            edits.todo(node, f"{node.attr} {GONE_HOOK}")
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
             edits.todo(node, _DECAYED.format(source.code(getattr(inner, "value", inner))))
 

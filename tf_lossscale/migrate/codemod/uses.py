@@ -13,13 +13,20 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.old_state import OldState
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
+_MODULES = {*names.PRIVATE, *table.MODULES}
+_IN_COPY = (
+    "is in TensorFlow's private copy of Keras and is left as it is. It has no effect on tf.keras: if the layers and "
+    "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
+)
+_BACKEND = "may run on another backend, because this file does not import TensorFlow."
+
 
 class Around(NamedTuple):
     """The facts about the other files of a project on which the migration of one file depends."""
 
     #: The names that other files import from this file, including "*" if they may use any of its names.
     requested: frozenset[str] = frozenset()
-    #: Whether another file wraps an optimizer. None if there are no other files.
+    #: Whether a file wraps an optimizer. None if there are no other files.
     wraps: bool | None = None
 
 
@@ -45,13 +52,12 @@ class Use(NamedTuple):
     @property
     def canonical(self) -> set[str]:
         """The canonical qualified names."""
-        return {names.canonical(dotted) for dotted in self.dotted}
+        return set(map(names.canonical, self.dotted))
 
     @property
     def is_sure(self) -> bool:
         """Whether the expression can only be a name of TensorFlow, Keras or this package."""
-        libraries = ("keras.", "tensorflow.", "tf_lossscale.")
-        return all(names.canonical(dotted).startswith(libraries) for dotted in self.dotted)
+        return all(each.startswith(("keras.", "tensorflow.", "tf_lossscale.")) for each in self.canonical)
 
 
 class Uses(Scopes):
@@ -60,13 +66,6 @@ class Uses(Scopes):
     >>> uses = Uses(b"from tensorflow.keras import mixed_precision as mp\\nmp.experimental.Policy('float32')")
     >>> [use.rows[0].new for use in uses.uses]
     ['keras.mixed_precision.Policy']
-
-    Args:
-        content: the bytes of the file.
-        around: facts about the other files of the project.
-
-    Raises:
-        ValueError: the file cannot be parsed.
     """
 
     def __init__(self, content: bytes, around: Around = ALONE):
@@ -78,48 +77,48 @@ class Uses(Scopes):
         self.imports_tensorflow: bool = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
         #: The uses of old names, in the order of the file.
         self.uses: list[Use] = []
-        #: Assignments to old names in modules.
-        self.assigned: list[ast.Attribute] = []
+        #: Old names in f-strings. Before Python 3.12, the parser does not know their places.
+        self.in_f_strings: dict[ast.JoinedStr, Use] = {}
         #: Maps each variable to the names that read or delete it.
         self.names: dict[Variable, list[ast.Name]] = {}
-        #: Old names in f-strings. Before Python 3.12, the parser does not know their places.
-        self.in_f_strings: list[ast.JoinedStr] = []
-        inner: set[ast.AST] = set()
         f_strings = {node: each for each in self.nodes(ast.JoinedStr) for node in ast.walk(each)}
+        inner: set[ast.AST] = set()
         for node in self.parents:
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store) and (to := self.variable(node)):
-                self.names.setdefault(to, []).append(node)
+            if isinstance(node, ast.Name):
+                if isinstance(node.ctx, ast.Store):
+                    continue
+                if variable := self.variable(node):
+                    self.names.setdefault(variable, []).append(node)
             if node in inner or not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
                 continue
-            if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
-                if isinstance(node, ast.Attribute) and self.is_old(self.dotted(node)):
-                    self.assigned.append(node)
-                    inner.update(ast.walk(node))
-            elif (use := self._use(node)) and node in f_strings:
-                self.in_f_strings += [] if use.variable else [f_strings[node]]
-            elif use:
-                self.uses.append(use)
+            if use := self._use(node):
                 inner.update(ast.walk(node.args[0] if isinstance(node, ast.Call) else node))
+                if node in f_strings:
+                    self.in_f_strings[f_strings[node]] = use
+                else:
+                    self.uses.append(use)
         #: The roles of the old names in this file.
         self.roles: set[str] = {role for use in self.uses for role in use.roles}
 
     def _use(self, node: ast.expr) -> Use | None:
         dotted = self.dotted(node)
         known = {names.canonical(each) for each in dotted}
-        parents = {each.rpartition(".")[0] for each in known}
-        is_value = not isinstance(self.parents[node], ast.Attribute)
-        modules = {*table.MODULES, table.KERAS, *names.PRIVATE} if is_value else {*table.MODULES}
-        is_module = bool(known & modules) or self.is_old(self.looked_up(node, dotted))
+        if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in dotted):
+            return None
         rows = tuple(table.OLD[each] for each in sorted(known) if each in table.OLD)
-        if any(each.startswith(f"{table.LEGACY_MODULE}.") for each in dotted):
+        is_value = not isinstance(self.parents[node], ast.Attribute)
+        modules = {*_MODULES, table.KERAS} if is_value else {*table.MODULES}
+        is_module = bool(known & modules) or self.is_old(self.looked_up(node, dotted))
+        if not rows and not is_module and not {each.rpartition(".")[0] for each in known} & _MODULES:
             return None
-        if not rows and not is_module and not parents & (names.PRIVATE | table.MODULES.keys()):
-            return None
-        if any(map(names.in_copy, dotted)) or any(map(self.is_on_any_backend, dotted)):
-            rows = ()
         root = self.root(node)
-        variable = self.variable(root) if root else None
-        return Use(node, dotted, rows, variable if root and self.is_old(self.dotted(root)) else None)
+        return Use(node, dotted, rows, self.variable(root) if root and self.is_old(self.dotted(root)) else None)
+
+    def stays(self, dotted: str) -> str | None:
+        """Return why a name that looks like an old one is left as it is, or None."""
+        if not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer":
+            return _BACKEND
+        return _IN_COPY if names.in_copy(dotted) else None
 
     def looked_up(self, node: ast.AST, dotted: Iterable[str]) -> set[str]:
         """Return the qualified names that a call with a module and a string, such as `hasattr`, looks up."""
@@ -138,13 +137,7 @@ class Uses(Scopes):
 
     def is_old(self, dotted: Iterable[str]) -> bool:
         """Return whether one of these names is an old name, or a module whose names are all old."""
-        return any(names.canonical(each) in {*table.OLD, *table.MODULES, *names.PRIVATE} for each in dotted)
-
-    def is_on_any_backend(self, dotted: str) -> bool:
-        """Return whether a name is Keras's own class, in a file in which Keras may run on another backend."""
-        return not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer"
-
-    # Facts about a use. -----------------------------------------------------------------------------------------------
+        return any(names.canonical(each) in {*table.OLD, *_MODULES} for each in dotted)
 
     def called(self, use: Use) -> ast.Call | None:
         """Return the call of a use, or None if the use is not called."""
@@ -169,16 +162,11 @@ class Uses(Scopes):
         """Maps the value of each assignment to the variable that it is assigned to."""
         return {each.value: variable for variable, bound in self.bindings.items() for each in bound if each.value}
 
-    def is_exported(self, variable: Variable, uses: int) -> bool:
-        """Return whether other code may read a variable of this file: another file, a string, or a class's objects.
-
-        An import that nothing in this file uses is there for others.
-        """
+    def is_requested(self, variable: Variable) -> bool:
+        """Return whether other code may read a variable of this file: another file, a string, or a class's objects."""
         scope, name = variable
-        is_requested = isinstance(scope, ast.Module) and bool({name, "*"} & self.around.requested)
-        return uses == 0 or is_requested or name in self.quoted or isinstance(scope, ast.ClassDef)
-
-    # Facts about the file. --------------------------------------------------------------------------------------------
+        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.around.requested)
+        return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
 
     @functools.cached_property
     def constructs(self) -> bool:
@@ -191,9 +179,8 @@ class Uses(Scopes):
     @functools.cached_property
     def uses_legacy(self) -> bool:
         """Whether this file uses the names of this package that have their old meaning."""
-        legacy = f"{table.LEGACY_MODULE}."
         used = {dotted for node in self.nodes(ast.Attribute) for dotted in self.dotted(node)}
-        return any(f"{dotted}.".startswith(legacy) for dotted in used | self.modules)
+        return any(f"{dotted}.".startswith(f"{table.LEGACY_MODULE}.") for dotted in used | self.modules)
 
     @functools.cached_property
     def keeps_old_state(self) -> bool:

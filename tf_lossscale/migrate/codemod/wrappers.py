@@ -24,13 +24,8 @@ _SECOND = (
     "the second argument is a fixed scale in TensorFlow 2.3, `dynamic` in 2.4, and the initial scale in Keras 3. Write "
     "dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N for a scale that only starts at N."
 )
-_SHARED = "two wrappers share one loss scale. Pass one tf_lossscale.SharedLossScale to both of them."
 _NO_MATCH = "the arguments do not match the signature (optimizer, loss_scale)."
 _UNSURE = "{} may also be something other than TensorFlow's class."
-
-
-class Unprovable(Exception):
-    """Raised for a call that has no provably equivalent new form. The message gives the reason."""
 
 
 class Form(NamedTuple):
@@ -43,29 +38,14 @@ class Form(NamedTuple):
     reason: str | None = None
 
 
-def form(source: Uses, use: Use) -> Form:
-    """Return the new form of a use of a wrapper class.
-
-    Args:
-        source: the file.
-        use: a use of a name whose roles are in `names.WRAPPERS`.
-    """
+def form(source: Uses, use: Use, is_legacy: bool = False) -> Form:
+    """Return the new form of a use of a wrapper class, whose roles are in `names.WRAPPERS`."""
     roles, call = use.roles - {table.OURS}, source.called(use)
-    if not roles:
-        return Form(table.WRAPPER)
-    if roles == {table.CONTRIB}:
-        return Form(table.WRAPPERS_WITH_OLD_ARGUMENTS[table.CONTRIB])
-    if roles == {table.EXPERIMENTAL} and (source.keeps_old_state or not use.is_sure):
-        return Form(WITH_OLD_ARGUMENTS)
-    if call is None and (roles <= {table.STABLE} or source.is_tested(use.node)):
-        return Form(table.WRAPPER)
-    if call is None:
-        is_old = roles == {table.EXPERIMENTAL}
-        return Form(WITH_OLD_ARGUMENTS) if is_old else Form(None, reason=_EITHER.format(source.code(use.node)))
-    try:
-        new = _called(source, source.arguments(call), roles)
-    except Unprovable as error:
-        return Form(WITH_OLD_ARGUMENTS) if roles == {table.EXPERIMENTAL} else Form(None, reason=str(error))
+    if roles == {table.CONTRIB} or (is_legacy and roles == {table.EXPERIMENTAL}):
+        return Form(table.WRAPPERS_WITH_OLD_ARGUMENTS[roles.pop()])
+    if call is None and len(roles) > 1 and not source.is_tested(use.node):
+        return Form(None, reason=_EITHER.format(source.code(use.node)))
+    new = _called(source, source.arguments(call), roles) if call and roles else Form(table.WRAPPER)
     return Form(None, reason=_UNSURE.format(source.code(use.node))) if new.changes and not use.is_sure else new
 
 
@@ -74,47 +54,40 @@ def _called(source: Uses, arguments: list[Argument], roles: set[str]) -> Form:
     second = next((a for i, a in enumerate(arguments) if a.keyword == "dynamic" or (i == 1 and not a.keyword)), None)
     value = second.value if second else None
     is_flag = isinstance(value, ast.Constant) and isinstance(value.value, bool)
-    is_old = value is not None and (_is_dynamic(value) or is_number(value) or _is_scale(source, value))
-    if (
-        roles == {table.STABLE}
-        and second
-        and not (second.keyword or is_flag or (is_old and not is_number(second.value)))
-    ):
-        raise Unprovable(_SECOND)
+    is_old = value is not None and (_is_dynamic(value) or _is_number(value) or _is_scale(source, value))
+    is_clear = is_flag or (is_old and not _is_number(value)) if value else True
+    if roles == {table.STABLE} and second and not (second.keyword or is_clear):
+        return Form(None, reason=_SECOND)
     if keywords & {"*", "**"}:
         # A program for both classes may unpack a dict of arguments that depends on the version of TensorFlow. The
         # codemod assumes that only the new class is called with `**`.
-        if roles != {table.EXPERIMENTAL} and "*" not in keywords and value is None:
-            return Form(table.WRAPPER)
+        is_new = roles != {table.EXPERIMENTAL} and "*" not in keywords and value is None
     elif roles == {table.EXPERIMENTAL} or keywords & {"loss_scale", "optimizer"} or is_old:
         return _with_old_arguments(source, arguments)
-    elif (
-        table.EXPERIMENTAL not in roles or value is None or is_flag or len(arguments) > 2 or "initial_scale" in keywords
-    ):
-        return Form(table.WRAPPER)
-    raise Unprovable(_FITS_BOTH)
+    else:
+        is_new = roles == {table.STABLE} or value is None or is_flag or len(arguments) > 2
+    return Form(table.WRAPPER) if is_new else Form(None, reason=_FITS_BOTH)
 
 
 def _with_old_arguments(source: Uses, arguments: list[Argument]) -> Form:
     """Return the new form of a call with the arguments `(optimizer, loss_scale)`."""
-    given = dict(zip(("optimizer", "loss_scale"), range(sum(not argument.keyword for argument in arguments))))
-    given |= {str(argument.keyword): i for i, argument in enumerate(arguments) if argument.keyword}
+    given = {each.keyword or ("optimizer", "loss_scale", "")[min(i, 2)]: i for i, each in enumerate(arguments)}
     given |= {"optimizer": given.pop("inner_optimizer")} if "inner_optimizer" in given else {}
     if not {"optimizer"} <= given.keys() <= {"optimizer", "loss_scale"} or len(given) != len(arguments):
-        raise Unprovable(_NO_MATCH)
-    optimizer = arguments[given["optimizer"]]
-    renamed = (optimizer.span[0], optimizer.span[0] + len(optimizer.keyword or "")), "inner_optimizer"
-    changes: list[tuple[Span, str]] = [renamed] if optimizer.keyword == "optimizer" else []
-    if "loss_scale" not in given:
-        return Form(table.WRAPPER, changes)
-    scale = arguments[given["loss_scale"]]
-    if source.state.is_shared(scale.value):
-        raise Unprovable(_SHARED)
-    if _is_dynamic(scale.value):
-        return Form(table.WRAPPER, [*changes, (source.removal(arguments, given["loss_scale"]), "")])
-    if is_number(scale.value):
-        return Form(table.WRAPPER, [*changes, ((scale.span[0], scale.value_span[0]), "dynamic=False, initial_scale=")])
-    return Form(names.HELPER)
+        return Form(None, reason=_NO_MATCH)
+    start = arguments[given["optimizer"]].span[0]
+    changes: list[tuple[Span, str]] = []
+    if arguments[given["optimizer"]].keyword == "optimizer":
+        changes.append(((start, start + len("optimizer")), "inner_optimizer"))
+    if "loss_scale" in given:
+        scale = arguments[given["loss_scale"]]
+        if _is_dynamic(scale.value):
+            changes.append((source.removal(arguments, given["loss_scale"]), ""))
+        elif _is_number(scale.value):
+            changes.append(((scale.span[0], scale.value_span[0]), "dynamic=False, initial_scale="))
+        else:
+            return Form(names.HELPER)
+    return Form(table.WRAPPER, changes)
 
 
 def _is_dynamic(value: ast.expr) -> bool:
@@ -129,9 +102,9 @@ def _is_scale(source: Uses, value: ast.expr) -> bool:
     return any(each.endswith(("FixedLossScale", "DynamicLossScale")) for each in dotted)
 
 
-def is_number(node: ast.AST) -> bool:
+def _is_number(node: ast.AST) -> bool:
     """Return whether an expression is a constant number such as `2 ** 15`."""
     if isinstance(node, (ast.UnaryOp, ast.BinOp)):
         operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-        return all(map(is_number, operands))
+        return all(map(_is_number, operands))
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)
