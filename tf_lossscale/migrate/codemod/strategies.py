@@ -18,12 +18,7 @@ _OWN = f"this file defines {OLD_RUN} and keeps it. Calls in other files become r
 
 
 def rename_run(source: Source, edits: Edits) -> None:
-    """Plan the edits to one file.
-
-    Args:
-        source: the file.
-        edits: receives the edits.
-    """
+    """Plan the edits to one file."""
     uses = [node for node in source.nodes(ast.Attribute) if node.attr == OLD_RUN]
     own = [node for node in source.parents if OLD_RUN in (getattr(node, "name", ""), getattr(node, "id", ""))]
     own += [node for node in uses if isinstance(node.ctx, ast.Store)]
@@ -33,10 +28,10 @@ def rename_run(source: Source, edits: Edits) -> None:
         if string(constant) == OLD_RUN:
             edits.notice(constant, _STRING)
     for use in uses if not own else ():
-        outer = source.parents[use]
+        end, outer = source.span(use)[1], source.parents[use]
         # `strategy.run = strategy.experimental_run_v2` is a fallback for TensorFlow versions without `run`.
-        is_here = source.code(use).endswith(OLD_RUN)  # not in some f-strings
-        if is_here and (not isinstance(outer, ast.Assign) or getattr(outer.targets[0], "attr", "") != "run"):
-            end = source.span(use)[1]
+        is_fallback = isinstance(outer, ast.Assign) and getattr(outer.targets[0], "attr", "") == "run"
+        # Before Python 3.12, the parser does not know the places in f-strings.
+        if source.code(use).endswith(OLD_RUN) and not is_fallback:
             edits.replace((end - len(OLD_RUN), end), "run")
             edits.rewritten(use)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
@@ -48,29 +47,30 @@ COMPILED = (
     "tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
-_OVERRIDES = "overrides a private method of the old class, which tf_lossscale does not call."
-GONE_HOOK = "was a private method of the old class. tf_lossscale has no such method."
-# Private methods of the old wrapper classes that tf_lossscale's wrappers do not have.
-GONE_HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
-# Private methods of the old wrapper classes that subclasses may override. tf_lossscale does not call these methods.
-HOOKS = {*GONE_HOOKS, "_compute_gradients", "_get_gradients"}
+_OVERRIDES = "{} overrides a private method of the old class, which tf_lossscale does not call."
+# Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
+_HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
+# Private methods of the old wrapper classes that tf_lossscale's wrappers have, but do not call.
+_OVERRIDDEN = {*_HOOKS, "_compute_gradients", "_get_gradients"}
+_HOOK = "{} was a private method of the old class. tf_lossscale has no such method."
 # What only the wrappers of TensorFlow 2 have, and Keras's own class has not.
 _METHODS = ("get_scaled_loss", "get_unscaled_gradients")
 
 
 def report(source: Uses, edits: Edits) -> None:
-    """Plan the findings for one file.
-
-    Args:
-        source: the file.
-        edits: receives the findings.
-    """
+    """Plan the findings for one file."""
     for attribute in source.nodes(ast.Attribute):
         _unknown_origin(source, edits, attribute)
     for constant in source.nodes(ast.Constant):
         _string(source, edits, constant)
     for key, value in _items(source):
-        _item(source, edits, key, value)
+        is_argument = string(value) == "dynamic" or (
+            isinstance(value, ast.Name) and bool(source.roles & names.WRAPPERS)
+        )
+        if key == "loss_scale" and is_argument and (source.imports_tensorflow or source.roles - {table.OURS}):
+            edits.notice(value, _UNPACKED)
+        elif key == "class_name" and string(value) in ("LossScaleOptimizer", "LossScaleOptimizerV1"):
+            edits.notice(value, _CONFIG)
     if source.roles & names.WRAPPERS:
         _private_attributes(source, edits)
     if not source.keeps_old_state and not source.uses_legacy:
@@ -79,14 +79,13 @@ def report(source: Uses, edits: Edits) -> None:
 
 
 def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
-    """Report an old name in a module that is the result of a call, or whose origin this file does not show."""
+    """Report an old name in a module that is left, is the result of a call, or does not show where it comes from."""
     code, root = source.code(node), source.root(node)
     for dotted in source.dotted(node) if not isinstance(source.parents[node], ast.Attribute) else ():
         if (reason := source.stays(dotted)) and not (root and any(map(source.stays, source.dotted(root)))):
             edits.notice(node, f"{dotted} {reason}")
-    if isinstance(node.value, ast.Call) and re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT:
-        if source.dotted(node) == {UNKNOWN}:
-            edits.notice(node, _OF_CALL)
+    if re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT and source.dotted(node) == {UNKNOWN}:
+        edits.notice(node, _OF_CALL)
     elif root and root.id in CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
         name = names.canonical(CUSTOMARY[root.id] + code.removeprefix(root.id))
         row = table.OLD.get(name)
@@ -99,7 +98,7 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
 def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
     """Report an old name in a string, but not in a text such as a docstring."""
     value, parent = string(node) or "", source.parents[node]
-    is_imported = isinstance(parent, ast.Call) and source.code(parent.func).rsplit(".", 1)[-1] in _IMPORTS
+    is_imported = isinstance(parent, ast.Call) and source.code(parent.func).endswith(("__import__", "import_module"))
     if isinstance(parent, ast.Expr):
         return
     if _IN_A_STRING.fullmatch(value) or (is_imported and _IMPORTED.fullmatch(value)):
@@ -108,42 +107,32 @@ def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
         edits.notice(node, f"{value} {reason}")
 
 
-def _items(source: Uses) -> Iterator[tuple[str | None, ast.expr]]:
-    """Yield the keys and values in dicts, in calls of `dict`, and in assignments to `name["key"]`."""
-    for display in source.nodes(ast.Dict):
-        yield from ((string(key), value) for key, value in zip(display.keys, display.values, strict=True) if key)
-    for call in source.nodes(ast.Call):
-        if source.is_builtin(call.func, "dict"):
-            yield from ((keyword.arg, keyword.value) for keyword in call.keywords)
-    for statement in source.nodes(ast.Assign):
-        yield from ((string(t.slice), statement.value) for t in statement.targets if isinstance(t, ast.Subscript))
-
-
-def _item(source: Uses, edits: Edits, key: str | None, value: ast.expr) -> None:
-    """Report `loss_scale="dynamic"` and the class name of the old wrapper in a dict."""
-    is_argument = string(value) == "dynamic" or (isinstance(value, ast.Name) and bool(source.roles & names.WRAPPERS))
-    if key == "loss_scale" and is_argument and (source.imports_tensorflow or source.roles - {table.OURS}):
-        edits.notice(value, _UNPACKED)
-    elif key == "class_name" and string(value) in ("LossScaleOptimizer", "LossScaleOptimizerV1"):
-        edits.notice(value, _CONFIG)
+def _items(source: Uses) -> list[tuple[str | None, ast.expr]]:
+    """Return the keys and values in dicts, in calls of `dict`, and in assignments to `name["key"]`."""
+    displays = (zip(each.keys, each.values, strict=True) for each in source.nodes(ast.Dict))
+    calls = (call for call in source.nodes(ast.Call) if source.is_builtin(call.func, "dict"))
+    stored = ((target, each.value) for each in source.nodes(ast.Assign) for target in each.targets)
+    return [
+        *((string(key), value) for display in displays for key, value in display if key),
+        *((keyword.arg, keyword.value) for call in calls for keyword in call.keywords),
+        *((string(target.slice), value) for target, value in stored if isinstance(target, ast.Subscript)),
+    ]
 
 
 def _private_attributes(source: Uses, edits: Edits) -> None:
     """Report private members of wrappers that a file overrides, assigns or calls."""
     bases = [source.parents[use.node] for use in source.uses if use.roles & names.WRAPPERS]
-    classes = [each for each in bases if isinstance(each, ast.ClassDef)]
-    for method in (each for cls in classes for each in cls.body if isinstance(each, ast.FunctionDef)):
-        if method.name in HOOKS:
-            edits.todo(method, f"{method.name} {_OVERRIDES}")
+    bodies = [each.body for each in bases if isinstance(each, ast.ClassDef)]
+    for method in (each for body in bodies for each in body if getattr(each, "name", "") in _OVERRIDDEN):
+        edits.todo(method, _OVERRIDES.format(getattr(method, "name", "")))
     for node in source.nodes(ast.Attribute):
-        owner, inner = source.code(node.value), node.value
-        if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store):
-            if owner != "self" or classes:
-                edits.notice(node, _TAKES)
-        elif node.attr in GONE_HOOKS:
-            edits.todo(node, f"{node.attr} {GONE_HOOK}")
+        owner = source.code(node.value)
+        if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store) and (owner != "self" or bodies):
+            edits.notice(node, _TAKES)
+        elif node.attr in _HOOKS:
+            edits.todo(node, _HOOK.format(node.attr))
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
-            edits.todo(node, _DECAYED.format(source.code(getattr(inner, "value", inner))))
+            edits.todo(node, _DECAYED.format(owner.rpartition(".")[0]))
 
 
 def _old_state(source: Uses, edits: Edits) -> None:
@@ -169,23 +158,18 @@ def _is_guarded(source: Uses, node: ast.AST) -> bool:
 
 
 def _hint(source: Uses, edits: Edits) -> None:
-    """Give the project's hint for this file if a wrapper that `compile` makes may reach it."""
-    tests: list[ast.expr] = [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
-    reads = [node for node in source.nodes(ast.Attribute) if _reads_from_model(source, node)]
-    suspects = reads if reads and (not source.constructs or _compiles_bare(source)) else tests
-    if suspects and (suspects is reads or not source.constructs):
-        edits.notice(suspects[0], COMPILED)
-
-
-def _reads_from_model(source: Uses, node: ast.Attribute) -> bool:
-    """Return whether a node reads what Keras's own class does not have from `model.optimizer`."""
-    is_state = source.keeps_old_state and any(node is read for read in source.state.reads)
-    return getattr(node.value, "attr", "") == "optimizer" and (is_state or node.attr in _METHODS)
-
-
-def _compiles_bare(source: Uses) -> bool:
-    """Return whether this file certainly gives `compile` an optimizer that is not wrapped."""
+    """Give the hint if the file tests for a wrapper, or needs one, that `compile` or another file may make."""
     wrapped = {use.node for use in source.uses}
-    calls = (call for call in source.nodes(ast.Call) if getattr(call.func, "attr", "") == "compile")
-    given = (k.value for call in calls for k in call.keywords if k.arg == "optimizer")
-    return any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
+    compiled = [call for call in source.nodes(ast.Call) if getattr(call.func, "attr", "") == "compile"]
+    given = [keyword.value for call in compiled for keyword in call.keywords if keyword.arg == "optimizer"]
+    is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
+    state = source.state.reads if source.keeps_old_state else []
+    suspects: list[ast.expr] = [
+        node
+        for node in source.nodes(ast.Attribute)
+        if getattr(node.value, "attr", "") == "optimizer" and (node in state or node.attr in _METHODS)
+    ]
+    if not source.constructs:
+        suspects += [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
+    if suspects and (is_bare or not source.constructs):
+        edits.notice(suspects[0], COMPILED)
