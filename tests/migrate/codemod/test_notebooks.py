@@ -97,7 +97,14 @@ def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content)
     assert (tmp_path / "plain.ipynb").read_bytes() == content
 
 
-@pytest.mark.parametrize("content", [b'{"cells": [LossScaleOptimizer', notebook("LossScaleOptimizer is no Python")])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"cells": [LossScaleOptimizer',
+        notebook("LossScaleOptimizer is no Python"),
+        b'{"worksheets": ["LossScaleOptimizer"]}',
+    ],
+)
 def test_what_cannot_be_read_is_an_error_that_says_so(tmp_path, content):
     one = migrated(tmp_path / "odd.ipynb", content)
     assert one.status == report.ERROR

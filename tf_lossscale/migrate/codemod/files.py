@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tf_lossscale.migrate.codemod import names, notebooks, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
-from tf_lossscale.migrate.codemod.unseen import COMPILED
 from tf_lossscale.migrate.codemod.uses import Around
 from tf_lossscale.writing import whole_file
 
@@ -27,19 +25,11 @@ def find(paths: Iterable[str]) -> list[str]:
     """Return the Python files and notebooks at the given paths. Each file is returned once.
 
     A file that is named directly is always included. The search in a folder skips hidden files and folders, virtual
-    environments, `__pycache__`, `node_modules`, `site-packages` and symbolic links.
+    environments, `__pycache__`, `node_modules`, `site-packages` and symbolic links. If a path does not exist, this
+    function raises a FileNotFoundError.
 
     >>> find([__file__]) == [__file__]
     True
-
-    Args:
-        paths: files and folders.
-
-    Returns:
-        The paths of the given files and of the files inside the given folders.
-
-    Raises:
-        FileNotFoundError: a path does not exist.
     """
     absolute: dict[str, str] = {}
     for path in paths:
@@ -51,58 +41,37 @@ def find(paths: Iterable[str]) -> list[str]:
 
 
 def _below(folder: str) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_source(root, name))
-        for name in sorted(files):
-            path = os.path.join(root, name)
-            if name.endswith((".py", ".pyi", _NOTEBOOK)) and not name.startswith(".") and not os.path.islink(path):
-                yield path
-
-
-def _is_source(root: str, name: str) -> bool:
-    path = os.path.join(root, name)
-    if name.startswith(".") or name in _NEVER or os.path.islink(path):
-        return False
-    return not os.path.exists(os.path.join(path, "pyvenv.cfg"))
+    with os.scandir(folder) as entries:
+        found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in found:
+        if entry.is_file(follow_symlinks=False) and entry.name.endswith((".py", ".pyi", _NOTEBOOK)):
+            yield entry.path
+    for entry in found:
+        is_environment = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+        if entry.is_dir(follow_symlinks=False) and entry.name not in _NEVER and not is_environment:
+            yield from _below(entry.path)
 
 
 def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
-    """Migrate files without writing them, and yield reports in the order of the paths.
-
-    Args:
-        paths: the paths of the files, as returned by `find`.
-
-    Yields:
-        A report for each file, with the new content if the file changes.
-    """
+    """Migrate files without writing them, and yield a report for each, with the new content if the file changes."""
     sources = {path: _source(os.path.realpath(path)) for path in paths}
-    wrapping = {path for path, source in sources.items() if _WRAPS.search(source)}
-    imported = {path: _imported(source) for path, source in sources.items()}
-    is_hinted = False
+    wraps = any(map(_WRAPS.search, sources.values())) if len(sources) > 1 else None
+    imported = _imported(sources.values())
     for path, source in sources.items():
-        if not names.is_worth_parsing(source):
+        if names.is_worth_parsing(source):
+            yield _migrate(path, Around(_requested(path, imported), wraps))
+        else:
             yield report.FileReport(path, report.UNCHANGED)
-            continue
-        requested = {name for other in sources if other != path for name in _requested(path, imported[other])}
-        wraps = bool(wrapping - {path}) if len(sources) > 1 else None
-        migrated = _migrate(path, Around(frozenset(requested), wraps))
-        # Many files of a project may deserve the same hint.
-        hints = [finding for finding in migrated.findings if finding.reason == COMPILED]
-        if hints and is_hinted:
-            kept = tuple(finding for finding in migrated.findings if finding not in hints)
-            migrated = dataclasses.replace(migrated, findings=kept)
-        is_hinted = is_hinted or bool(hints)
-        yield migrated
 
 
-def _imported(source: bytes) -> dict[str, set[str]]:
-    """Return the names that a file imports from each module, according to a search of its text.
+def _imported(sources: Iterable[bytes]) -> dict[str, set[str]]:
+    """Return the names that files import from each module, according to a search of their text.
 
     The key is the last part of the module's name. "*" stands for the module itself. As `from package import name` may
     import a module, it also stands for `package.name`.
     """
     found: dict[str, set[str]] = collections.defaultdict(set)
-    for match in _IMPORT.finditer(source.decode("utf-8", "replace")):
+    for match in (match for source in sources for match in _IMPORT.finditer(source.decode("utf-8", "replace"))):
         if match[1] is None:
             for part in match[2].split(","):
                 found[part.split(" as ")[0].strip().rpartition(".")[2]].add("*")
@@ -114,14 +83,14 @@ def _imported(source: bytes) -> dict[str, set[str]]:
     return found
 
 
-def _requested(path: str, imported: dict[str, set[str]]) -> set[str]:
-    """Return the names that a file may import from the file at a path."""
+def _requested(path: str, imported: dict[str, set[str]]) -> frozenset[str]:
+    """Return the names that files may import from the file at a path."""
     folder, name = os.path.split(os.path.realpath(path))
     stem = name.partition(".")[0]
     if stem == "__init__":
         folder, stem = os.path.split(folder)
     keys = stem, f".{stem}", f"{os.path.basename(folder)}.{stem}"
-    return {each for key in keys for each in imported.get(key, ())}
+    return frozenset(each for key in keys for each in imported.get(key, ()))
 
 
 def _source(path: str) -> bytes:
@@ -132,12 +101,9 @@ def _source(path: str) -> bytes:
     """
     try:
         content = pathlib.Path(path).read_bytes()
+        return notebooks.Notebook(content).source.encode() if path.endswith(_NOTEBOOK) else content
     except OSError:
         return b"\0"
-    if not path.endswith(_NOTEBOOK):
-        return content
-    try:
-        return notebooks.Notebook(content).source.encode()
     except ValueError:
         return b"\0" if names.is_worth_parsing(content) else b""
 
@@ -146,34 +112,25 @@ def _migrate(path: str, around: Around) -> report.FileReport:
     try:
         old = pathlib.Path(path).read_bytes()
         new, findings = (notebooks.rewritten if path.endswith(_NOTEBOOK) else migrate)(old, around)
-    except (OSError, ValueError) as error:
-        return _failed(path, error)
     except Exception as error:
-        # An error in the codemod must not stop the migration of the other files.
-        return report.FileReport(
-            path, report.ERROR, error=f"{type(error).__name__}: {error}. Please report this as a bug"
-        )
+        # An error in one file must not stop the migration of the other files.
+        return _failed(path, error)
     if new == old:
         return report.FileReport(path, report.UNCHANGED, findings)
     return report.FileReport(path, report.CHANGED, findings, old=old, new=new)
 
 
-def _failed(path: str, error: OSError | ValueError) -> report.FileReport:
-    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+def _failed(path: str, error: Exception) -> report.FileReport:
+    message = str(getattr(error, "strerror", None) or error)
+    if not isinstance(error, (OSError, ValueError)):
+        message = f"{type(error).__name__}: {error}. Please report this as a bug"
     return report.FileReport(path, report.ERROR, error=message)
 
 
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
-    """Write the files that `run` migrated, each completely or not at all.
+    """Write the files that `run` migrated, each completely or not at all, and yield the final reports.
 
-    Call this function only after `run` has yielded all reports. If the user interrupts the program before that, no file
-    has been changed.
-
-    Args:
-        reports: the reports of `run`.
-
-    Yields:
-        A report for each file: the given report, or an error report if the file could not be written.
+    No file has been changed if the user interrupts the program before `run` has yielded all reports.
     """
     for each in list(reports):
         try:
@@ -193,15 +150,7 @@ def _write(changed: report.FileReport) -> None:
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Replace the content of a file atomically, and keep its permissions.
-
-    Args:
-        path: the file.
-        content: the new content of the file.
-
-    Raises:
-        OSError: the file cannot be written. It stays unchanged.
-    """
+    """Replace the content of a file atomically, and keep its permissions, or leave the file and raise an OSError."""
     if not os.access(path, os.W_OK):
         raise PermissionError(f"the file is not writable: {path}")
     with whole_file(pathlib.Path(path), 0o600) as temporary:

@@ -28,7 +28,6 @@ _NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
 _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics, such as `%%time`, that are followed by Python code.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
-_WORD = re.compile(r"[^\W\d]\w*")
 _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LEFT = "lines of IPython syntax are not changed. Replace the old name in this line by hand."
@@ -43,7 +42,7 @@ class _Cell(NamedTuple):
 
 
 class Notebook:
-    """A notebook whose code cells can be rewritten.
+    """A notebook whose code cells can be rewritten, or a ValueError if it is none or a cell with an old name is broken.
 
     >>> content = '{"cells": [{"cell_type": "code", "source": ["%time x\\\\n", "x = 1"]}], "nbformat": 4}'
     >>> notebook = Notebook(content.encode())
@@ -53,12 +52,6 @@ class Notebook:
     x = 1
     >>> notebook.with_source(notebook.source) == content.encode()
     True
-
-    Args:
-        content: the content of the file.
-
-    Raises:
-        ValueError: the file is not a notebook in nbformat 3 or 4, or a cell that contains an old name does not parse.
     """
 
     def __init__(self, content: bytes):
@@ -108,26 +101,11 @@ class Notebook:
         return f"{names.IPYTHON}{len(self._kept) - 1}_"
 
     def with_source(self, source: str) -> bytes:
-        """Return the content of the file with rewritten cells.
-
-        Args:
-            source: the joined module of this notebook after the rewrite.
-
-        Returns:
-            The new bytes of the file. Unchanged cells, and everything between cells, are preserved byte for byte.
-
-        Raises:
-            ValueError: the rewritten source cannot be split into the same cells.
-        """
+        """Return the content of the file with the cells of a rewritten module. All else stays byte for byte."""
         before, *new = _CELLS.split(source)
         new[:1] = [before + first for first in new[:1]]
-        if len(new) != len(self._cells) or any(text and not cell.parts for text, cell in zip(new, self._cells)):
-            raise ValueError(
-                "the file was not changed, because the rewrite would remove a cell or add code to an empty cell. "
-                "Please report this as a bug"
-            )
         result, copied_to = [], 0
-        for cell, changed in zip(self._cells, new):
+        for cell, changed in zip(self._cells, new, strict=True):
             changed = _NAMES.sub(lambda match: self._kept[int(match[1])], changed)
             if not cell.source.endswith("\n"):
                 changed = changed.removesuffix("\n")
@@ -138,29 +116,19 @@ class Notebook:
 
     @property
     def words(self) -> set[str]:
-        """The words in lines that are valid only in IPython.
-
-        If an imported name is one of these words, its import is kept.
-        """
-        return {word for text in self._kept for word in _WORD.findall(text)}
+        """The words in lines that are valid only in IPython. The import of a name among them is kept."""
+        return {word for text in self._kept for word in names.WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
-        """Yield a notice for each line that is valid only in IPython and contains an old name.
-
-        The line numbers in the notices refer to the module into which the cells are joined.
-        """
+        """Yield a notice, with its line in the joined module, for each line of IPython that contains an old name."""
         for number, line in enumerate(self.source.splitlines(), 1):
             match = _NAMES.match(line)
             text = self._kept[int(match[1])] if match else ""
-            if not _OLD.isdisjoint(_WORD.findall(text)):
+            if not _OLD.isdisjoint(names.WORD.findall(text)):
                 yield Finding(number, len(line) - len(line.lstrip()), NOTICE, " ".join(text.split())[:200], None, _LEFT)
 
     def in_file(self, finding: Finding) -> Finding:
-        """Convert the line number of a finding from the joined module to the notebook file.
-
-        Args:
-            finding: a finding with a line number in the module.
-        """
+        """Convert the line number of a finding from the joined module to the notebook file."""
         number = bisect.bisect(self._starts, finding.line) - 1
         parts, line = self._cells[number].parts, finding.line - self._starts[number]
         part = parts[min(line, len(parts) - 1)] if len(parts) > line else parts[0]
@@ -176,7 +144,7 @@ def _parses(code: str) -> bool:
 
 
 def _cells(text: str) -> Iterator[_Cell]:
-    """Yield the code cells of a notebook in order. In nbformat 3, the cells are grouped in worksheets."""
+    """Yield the code cells of a notebook in order."""
     strings = list(_STRING.finditer(text))
     # The JSON parser loses the positions of strings. Before parsing, each string is therefore replaced by its index.
     numbers = itertools.count()
@@ -186,13 +154,11 @@ def _cells(text: str) -> Iterator[_Cell]:
         return str(json.loads(strings[int(number)][0]))
 
     notebook = json.loads(numbered, object_pairs_hook=lambda pairs: {decoded(key): value for key, value in pairs})
-    for sheet in (notebook, *notebook.get("worksheets", ())):
-        for cell in sheet.get("cells", ()):
-            source = cell.get("source", cell.get("input"))
-            if source is not None and decoded(cell["cell_type"]) == "code":
-                parts = [source] if isinstance(source, str) else source
-                is_list = not isinstance(source, str)
-                yield _Cell("".join(map(decoded, parts)), [strings[int(part)] for part in parts], is_list)
+    for cell in notebook["cells"]:
+        source = cell.get("source")
+        if source is not None and decoded(cell["cell_type"]) == "code":
+            parts = [source] if isinstance(source, str) else source
+            yield _Cell("".join(map(decoded, parts)), [strings[int(part)] for part in parts], source is parts)
 
 
 def _encoded(source: str, cell: _Cell, text: str) -> str:
@@ -209,18 +175,7 @@ def _encoded(source: str, cell: _Cell, text: str) -> str:
 
 
 def rewritten(content: bytes, around: Around) -> Outcome:
-    """Rewrite the code cells of a notebook.
-
-    Args:
-        content: the file's bytes.
-        around: facts about the other files of the project.
-
-    Returns:
-        The new bytes, and the findings with line numbers in the notebook file.
-
-    Raises:
-        ValueError: the file is not a notebook, or a cell cannot be migrated.
-    """
+    """Rewrite the code cells of a notebook, and return the new bytes, and the findings with their lines in the file."""
     notebook = Notebook(content)
     outcome = migrate(notebook.source.encode(), around._replace(requested=around.requested | notebook.words))
     findings = (*outcome.findings, *notebook.left())
