@@ -57,11 +57,7 @@ def left(source: Uses) -> set[Variable]:
     """Return the variables whose imports stay, because the meaning of a use is not certain."""
     found = set()
     for use in source.uses:
-        if use.variable and not use.rows:
-            known = set(map(names.canonical, source.meanings(use.variable)))
-            if isinstance(use.node, ast.Attribute) and known & names.OF_KERAS and not any(map(names.is_gone, known)):
-                found.add(use.variable)
-        elif use.variable and isinstance(use.node, ast.Name) and use.roles & (names.WRAPPERS - {table.EXPERIMENTAL}):
+        if use.variable and isinstance(use.node, ast.Name) and use.roles & (names.WRAPPERS - {table.EXPERIMENTAL}):
             is_refused = source.called(use) and wrappers.form(source, use).reason
             found |= {use.variable} if is_refused else set()
     return found

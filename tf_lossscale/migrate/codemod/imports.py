@@ -29,9 +29,8 @@ class Imports:
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
                 new = [self._new(statement, alias, *bindings[alias]) for alias in statement.names]
                 self._write(statement, new)
-        imported = [alias for each in self._source.tree.body if isinstance(each, ast.Import) for alias in each.names]
-        is_imported = any(alias.name.startswith("tf_lossscale") and not alias.asname for alias in imported)
-        if self._rules.names_package and not is_imported:
+        package = self._source.bindings.get((self._source.tree, "tf_lossscale"), ())
+        if self._rules.names_package and not any(binding.dotted for binding in package):
             self._import_package()
 
     def _import_package(self) -> None:

@@ -99,7 +99,8 @@ def canonical(dotted: str) -> str:
     'keras.mixed_precision.experimental.Policy'
     """
     for old, new in _ROOTS:
-        if f"{dotted}.".startswith(old):
+        # tf_keras still has its private modules.
+        if f"{dotted}.".startswith(old) and not dotted.startswith("tf_keras.src."):
             return canonical(f"{new}{dotted[len(old) :]}".rstrip("."))
     return dotted
 

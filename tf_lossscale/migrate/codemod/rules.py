@@ -103,18 +103,11 @@ class Rules:
 
     def _rename_policy(self, use: Use, short: str) -> None:
         """Write `keras.mixed_precision.short` for an old dotted name, through the same module or alias."""
-        node, code = use.node, self.source.code(use.node)
-        if isinstance(node, ast.Name):
-            return
-        if use.variable:
-            new = f"{use.variable[1]}.{short}"
-        elif isinstance(node, ast.Call):
-            new = f"{self.source.code(node.args[0])}.{short}"
-        else:
-            new = _of_keras("".join(code.split()), f".{short}")
-        if new != code:
-            self.edits.replace(self.source.span(node), new)
-            self.edits.rewritten(node)
+        code, name = self.source.code(use.node), f".{short}"
+        new = use.variable[1] + name if use.variable else _of_keras("".join(code.split()), name)
+        if new != code and isinstance(use.node, ast.Attribute):
+            self.edits.replace(self.source.span(use.node), new)
+            self.edits.rewritten(use.node)
 
     def _replace(self, use: Use, target: str, report: bool = True) -> None:
         """Replace a use with a dotted name, unless the use comes from a star import that becomes a star import."""
@@ -170,6 +163,8 @@ class Rules:
         elif not self._stays(use) and (new[0] != table.WRAPPER or source.is_builtin(call.func, "getattr")):
             if owner != table.KERAS:
                 self._replace(use, owner)
+            elif not use.variable:
+                self.edits.replace(source.span(use.node), _of_keras(source.code(use.node)))
             if short != name:
                 self.edits.replace(source.span(call.args[1]), source.code(call.args[1]).replace(name, short))
                 self.edits.rewritten(call.args[1])

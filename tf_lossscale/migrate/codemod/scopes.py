@@ -124,9 +124,6 @@ class Scopes(Source):
     def _resolved(self, node: ast.AST) -> set[str]:
         if isinstance(node, ast.Attribute):
             return {d if d == UNKNOWN else f"{d}.{node.attr}" for d in self.dotted(node.value)}
-        if isinstance(node, ast.Call) and len(node.args) == 2 and self.is_builtin(node.func, "getattr"):
-            attribute = string(node.args[1])
-            return {f"{d}.{attribute}" for d in self.dotted(node.args[0]) if attribute and d != UNKNOWN} or {UNKNOWN}
         if not isinstance(node, ast.Name):
             return {UNKNOWN}
         if variable := self.variable(node):

@@ -89,10 +89,10 @@ class Uses(Scopes):
                     continue
                 if variable := self.variable(node):
                     self.names.setdefault(variable, []).append(node)
-            if node in inner or not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
+            if node in inner or not isinstance(node, (ast.Name, ast.Attribute)):
                 continue
             if use := self._use(node):
-                inner.update(ast.walk(node.args[0] if isinstance(node, ast.Call) else node))
+                inner.update(ast.walk(node))
                 if node in f_strings:
                     self.in_f_strings[f_strings[node]] = use
                 else:
@@ -128,11 +128,9 @@ class Uses(Scopes):
         return {f"{each}.{name}" for each in dotted if name and each != UNKNOWN}
 
     def root(self, node: ast.AST) -> ast.Name | None:
-        """Return the name at the beginning of a dotted name, or of `getattr(dotted name, ...)`."""
-        while isinstance(node, ast.Attribute) or (
-            isinstance(node, ast.Call) and node.args and self.is_builtin(node.func, "getattr")
-        ):
-            node = node.value if isinstance(node, ast.Attribute) else node.args[0]
+        """Return the name at the beginning of a dotted name."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
         return node if isinstance(node, ast.Name) else None
 
     def is_old(self, dotted: Iterable[str]) -> bool:
@@ -185,5 +183,7 @@ class Uses(Scopes):
     @functools.cached_property
     def keeps_old_state(self) -> bool:
         """Whether this file makes the experimental wrapper, and reads the state of its old loss scale object."""
-        made = [use for use in self.uses if use.roles == {table.EXPERIMENTAL} and not self.is_tested(use.node)]
-        return bool(made and self.state.reads)
+        made = any(use.roles == {table.EXPERIMENTAL} and not self.is_tested(use.node) for use in self.uses)
+        looked_up = {dotted for use in self.uses for dotted in self.looked_up(use.node, use.dotted)}
+        made = made or f"{table.KERAS}.experimental.LossScaleOptimizer" in map(names.canonical, looked_up)
+        return made and bool(self.state.reads)
