@@ -18,11 +18,7 @@ exit code:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command-line arguments of the `migrate` subcommand to its parser.
-
-    Args:
-        parser: the parser of the subcommand.
-    """
+    """Add the command-line arguments of the `migrate` subcommand to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXIT_CODES
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a Python file or notebook, or a folder of them")
@@ -34,17 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the `migrate` subcommand.
-
-    Args:
-        arguments: the parsed arguments; see `add_arguments`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        FileNotFoundError: there is no file or folder at one of the paths.
-    """
+    """Run the `migrate` subcommand, and return the exit code."""
     reports = list(files.run(files.find(arguments.paths)))
     # The findings are printed before any file is changed. Otherwise, a run that is killed could leave behind changed
     # files without ever having shown the findings for them.

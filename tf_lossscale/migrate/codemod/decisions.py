@@ -47,10 +47,9 @@ def _is_value(source: Uses, use: Use) -> bool:
 
 def _is_shared(source: Uses, variable: Variable) -> bool:
     """Return whether a variable for an experimental name may be read elsewhere, or may be something else."""
-    known = set(map(names.canonical, source.meanings(variable)))
-    roles = {table.OLD[name].role for name in known if name in table.OLD}
+    known = source.known(variable)
     is_unsure = UNKNOWN in known or not source.names.get(variable) or source.is_requested(variable)
-    return is_unsure and bool(known & names.OF_KERAS or table.EXPERIMENTAL in roles)
+    return is_unsure and bool(known & names.OF_KERAS or table.EXPERIMENTAL in source.roles_of(variable))
 
 
 def left(source: Uses) -> set[Variable]:

@@ -49,6 +49,11 @@ class Edits:
         """Report that a node is rewritten. By default, the report shows its new code."""
         self._findings[self.source.span(node), report.REWRITTEN, None] = shown
 
+    def rewrite(self, node: ast.AST, text: str) -> None:
+        """Plan to replace a node, and report it."""
+        self.replace(self.source.span(node), text)
+        self.rewritten(node)
+
     def todo(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
         source = self.source

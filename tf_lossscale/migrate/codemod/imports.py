@@ -105,8 +105,7 @@ class Imports:
             is_modern = name in names.OF_KERAS and not self._rules.is_legacy
             return f"{library}.mixed_precision" if is_modern else names.legacy_module(name)
         row = table.OLD[name]
-        known = set(map(names.canonical, self._source.meanings(variable))) & table.OLD.keys()
-        is_either = {table.OLD[each].role for each in known} >= {table.STABLE, table.EXPERIMENTAL}
+        is_either = self._source.roles_of(variable) >= {table.STABLE, table.EXPERIMENTAL}
         is_called = is_either and self._source.names.get(variable)
         if self._rules.is_legacy and row.role == table.EXPERIMENTAL and not is_called:
             return table.WRAPPERS_WITH_OLD_ARGUMENTS[row.role]
@@ -121,8 +120,7 @@ class Imports:
         if reason := self._source.stays(module):
             self._edits.notice(statement, f"{module} {reason}")
         elif name in table.MODULES:
-            self._edits.replace(self._source.span(statement), f"from {names.legacy_module(name)} import *")
-            self._edits.rewritten(statement)
+            self._edits.rewrite(statement, f"from {names.legacy_module(name)} import *")
         elif name in names.PRIVATE and names.is_gone(module):
             self._edits.todo(statement, f"{module} no longer exists. Import its names one by one, and migrate again.")
 

@@ -6,7 +6,6 @@ replaced with a placeholder name. The bytes of the file outside rewritten cells 
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 import json
@@ -61,16 +60,9 @@ class Notebook:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"the file is not a notebook: {error}") from error
         self._kept: list[str] = []
-        # The number of the first line of each cell in the joined module.
-        self._starts: list[int] = []
-        parts: list[str] = []
-        line = 1
-        for number, cell in enumerate(self._cells):
-            parts += [_BETWEEN.format(number), self._as_module(number, cell.source)]
-            self._starts.append(line + 1)
-            line += 1 + parts[-1].count("\n")
+        modules = (self._as_module(number, cell.source) for number, cell in enumerate(self._cells))
         #: The code cells, joined into the source of one module.
-        self.source: str = "".join(parts)
+        self.source: str = "".join(f"{_BETWEEN.format(number)}{module}" for number, module in enumerate(modules))
 
     def _as_module(self, number: int, source: str) -> str:
         """Return a cell's source as Python code that ends with a line break."""
@@ -129,9 +121,10 @@ class Notebook:
 
     def in_file(self, finding: Finding) -> Finding:
         """Convert the line number of a finding from the joined module to the notebook file."""
-        number = bisect.bisect(self._starts, finding.line) - 1
-        parts, line = self._cells[number].parts, finding.line - self._starts[number]
-        part = parts[min(line, len(parts) - 1)] if len(parts) > line else parts[0]
+        before = self.source.splitlines(keepends=True)[: finding.line]
+        marks = [number for number, line in enumerate(before) if _CELLS.fullmatch(line)]
+        parts, line = self._cells[len(marks) - 1].parts, len(before) - marks[-1] - 2
+        part = parts[line] if line < len(parts) else parts[0]
         return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start()))
 
 

@@ -89,8 +89,7 @@ def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> Non
         new = quoted.replace(name, _WITH_FLOAT32[name]) if name in _WITH_FLOAT32 else None
         new = '"float32"' if quoted == "None" and not is_old else new
         if new:
-            edits.replace(source.span(argument.value), new)
-            edits.rewritten(argument.value)
+            edits.rewrite(argument.value, new)
         elif name in _INFERRED:
             edits.todo(call, _INFER.format(quoted))
 

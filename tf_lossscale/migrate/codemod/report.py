@@ -68,16 +68,10 @@ def _lines(content: bytes) -> list[str]:
 
 
 def counts(reports: Iterable[FileReport]) -> dict[str, int]:
-    """Count the files by status and the findings by kind.
+    """Return the number of files, of files with each status, and of findings of each kind.
 
     >>> counts([FileReport("a.py", UNCHANGED)])["files"]
     1
-
-    Args:
-        reports: the results of all files.
-
-    Returns:
-        A dict with the keys `files`, `changed`, `unchanged`, `error`, `rewritten`, `todo` and `notice`.
     """
     keys = [key for report in reports for key in ("files", report.status, *(f.kind for f in report.findings))]
     return {key: keys.count(key) for key in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)}
@@ -88,13 +82,6 @@ def as_json(reports: Iterable[FileReport], written: bool) -> str:
 
     >>> json.loads(as_json([], written=False))["version"]
     1
-
-    Args:
-        reports: the results of all files.
-        written: whether the changes were written to the files.
-
-    Returns:
-        JSON text.
     """
     reports = list(reports)
     content: dict[str, Any] = {

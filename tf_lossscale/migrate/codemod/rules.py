@@ -63,7 +63,7 @@ class Rules:
             return True
         if use.variable is None or (isinstance(use.node, ast.Name) and use.rows):
             return use.variable is not None
-        known = set(map(names.canonical, self.source.meanings(use.variable))) & table.MODULES.keys()
+        known = self.source.known(use.variable) & table.MODULES.keys()
         return bool(known - names.OF_KERAS) or (self.is_legacy and bool(known) and table.STABLE not in use.roles)
 
     def _wrapper(self, use: Use) -> None:
@@ -95,19 +95,15 @@ class Rules:
         if self.is_legacy:
             if not stays and (scale or f"{table.KERAS}.Policy" not in use.canonical):
                 self._replace(use, f"{names.EXPERIMENTAL}.{short.replace('set_global_policy', 'set_policy')}")
-        elif use.variable not in self.left:
-            self._rename_policy(use, short)
-            if call and scale:
-                self.edits.replace(source.removal(*scale))
-                self.edits.rewritten(call)
-
-    def _rename_policy(self, use: Use, short: str) -> None:
-        """Write `keras.mixed_precision.short` for an old dotted name, through the same module or alias."""
-        code, name = self.source.code(use.node), f".{short}"
-        new = use.variable[1] + name if use.variable else _of_keras("".join(code.split()), name)
+            return
+        # The new name is read through the same module or alias.
+        code = source.code(use.node)
+        new = f"{use.variable[1]}.{short}" if use.variable else _of_keras("".join(code.split()), f".{short}")
         if new != code and isinstance(use.node, ast.Attribute):
-            self.edits.replace(self.source.span(use.node), new)
-            self.edits.rewritten(use.node)
+            self.edits.rewrite(use.node, new)
+        if call and scale:
+            self.edits.replace(source.removal(*scale))
+            self.edits.rewritten(call)
 
     def _replace(self, use: Use, target: str, report: bool = True) -> None:
         """Replace a use with a dotted name, unless the use comes from a star import that becomes a star import."""
@@ -139,8 +135,7 @@ class Rules:
             if self.is_legacy or modules[0] not in names.OF_KERAS:
                 self._replace(use, legacy_module(modules[0]))
             elif alias and isinstance(node, ast.Attribute):
-                self.edits.replace(source.span(node), _of_keras(code))
-                self.edits.rewritten(node)
+                self.edits.rewrite(node, _of_keras(code))
         elif table.KERAS in known or known & names.PRIVATE:
             if not alias or (table.KERAS in known and isinstance(alias[0], ast.ClassDef)):
                 self.edits.notice(node, _NOT_FOLLOWED)
@@ -164,10 +159,9 @@ class Rules:
             if owner != table.KERAS:
                 self._replace(use, owner)
             elif not use.variable:
-                self.edits.replace(source.span(use.node), _of_keras(source.code(use.node)))
+                self.edits.rewrite(use.node, _of_keras(source.code(use.node)))
             if short != name:
-                self.edits.replace(source.span(call.args[1]), source.code(call.args[1]).replace(name, short))
-                self.edits.rewritten(call.args[1])
+                self.edits.rewrite(call.args[1], source.code(call.args[1]).replace(name, short))
 
     def _assigned(self, use: Use) -> None:
         """Report an assignment to an old name, such as `tf.keras.mixed_precision.LossScaleOptimizer = ...`."""

@@ -17,7 +17,6 @@ from tf_lossscale.migrate.codemod.source import Source
 UNKNOWN = "?"
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
 # layers import *`, the name is assumed to mean the library.
@@ -60,8 +59,6 @@ class Scopes(Source):
             self._scopes[node] = inside.get(node) or self._scopes[parent]
             if isinstance(node, _SCOPES):
                 inside.update(dict.fromkeys(node.body if isinstance(node.body, list) else [node.body], node))
-            elif isinstance(node, _COMPREHENSIONS):
-                inside.update(dict.fromkeys(ast.iter_child_nodes(node), node))
             self._bind(node)
 
     def _bind(self, node: ast.AST) -> None:

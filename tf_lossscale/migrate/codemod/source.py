@@ -45,11 +45,7 @@ class Source:
     >>> [source.text[slice(*each.span)] for each in source.arguments(source.tree.body[0].value)]
     ['a', 'key=(b)']
 
-    Args:
-        content: the bytes of the file, in any encoding that Python reads.
-
-    Raises:
-        ValueError: the file does not parse, or changes when it is decoded and encoded again.
+    If the file does not parse, or changes when it is decoded and encoded again, a ValueError says so.
     """
 
     encoding: str

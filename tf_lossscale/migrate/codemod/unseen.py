@@ -16,11 +16,10 @@ _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
+    r"|(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision"
     r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*(\.mixed_precision\b|\s+import\s+mixed_precision\b).*",
     re.DOTALL,
 )
-_IMPORTED = re.compile(r"(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision")
-_IMPORTS = ("__import__", "import_module")
 _STRING = "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
 _CONFIG = (
     "the string names an old class. Restore the optimizer with tf_lossscale.LossScaleOptimizer.from_config(config), or "
@@ -97,11 +96,10 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
 
 def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
     """Report an old name in a string, but not in a text such as a docstring."""
-    value, parent = string(node) or "", source.parents[node]
-    is_imported = isinstance(parent, ast.Call) and source.code(parent.func).endswith(("__import__", "import_module"))
-    if isinstance(parent, ast.Expr):
+    value = string(node) or ""
+    if isinstance(source.parents[node], ast.Expr):
         return
-    if _IN_A_STRING.fullmatch(value) or (is_imported and _IMPORTED.fullmatch(value)):
+    if _IN_A_STRING.fullmatch(value):
         edits.notice(node, _STRING)
     elif reason := source.stays(value):
         edits.notice(node, f"{value} {reason}")

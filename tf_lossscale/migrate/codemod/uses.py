@@ -114,6 +114,14 @@ class Uses(Scopes):
         root = self.root(node)
         return Use(node, dotted, rows, self.variable(root) if root and self.is_old(self.dotted(root)) else None)
 
+    def known(self, variable: Variable) -> set[str]:
+        """Return the canonical names that a variable may stand for."""
+        return set(map(names.canonical, self.meanings(variable)))
+
+    def roles_of(self, variable: Variable) -> set[str]:
+        """Return the roles of the old names that a variable may stand for."""
+        return {table.OLD[name].role for name in self.known(variable) & table.OLD.keys()}
+
     def stays(self, dotted: str) -> str | None:
         """Return why a name that looks like an old one is left as it is, or None."""
         if not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer":
