@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tf_lossscale.migrate.codemod import names, notebooks, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
+from tf_lossscale.migrate.codemod.unseen import COMPILED
 from tf_lossscale.migrate.codemod.uses import Around
 from tf_lossscale.writing import whole_file
 
@@ -57,11 +59,16 @@ def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
     sources = {path: _source(os.path.realpath(path)) for path in paths}
     wraps = any(map(_WRAPS.search, sources.values())) if len(sources) > 1 else None
     imported = _imported(sources.values())
+    is_hinted = False
     for path, source in sources.items():
-        if names.is_worth_parsing(source):
-            yield _migrate(path, Around(_requested(path, imported), wraps))
-        else:
+        if not names.is_worth_parsing(source):
             yield report.FileReport(path, report.UNCHANGED)
+            continue
+        migrated = _migrate(path, Around(_requested(path, imported), wraps))
+        # Many files of a project may deserve the same hint.
+        kept = tuple(finding for finding in migrated.findings if not (is_hinted and finding.reason == COMPILED))
+        is_hinted = is_hinted or any(finding.reason == COMPILED for finding in kept)
+        yield dataclasses.replace(migrated, findings=kept)
 
 
 def _imported(sources: Iterable[bytes]) -> dict[str, set[str]]:

@@ -39,7 +39,7 @@ _NO_STATE = (
     "tf_lossscale.legacy.experimental.LossScaleOptimizer, which has the old object."
 )
 _DECAYED = "write {}._decayed_lr, which the wrapper has. Keras 3's optimizers have no such method."
-#: The hint about the wrappers that this package does not make.
+#: The hint about the wrappers that this package does not make, which a project gets at most once.
 COMPILED = (
     "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class: its objects are no "
     "instances of tf_lossscale.LossScaleOptimizer and have none of its methods. Give compile() a "
