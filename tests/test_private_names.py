@@ -34,7 +34,8 @@ def names_in_code():
     used, own = set(), set()
     for path in (ROOT / "tf_lossscale").rglob("*.py"):
         # The codemod and the reader of checkpoints contain old names as data, and so does the table of old names.
-        if "codemod" in path.parts or path.name == "table.py":
+        parts = path.relative_to(ROOT).parts
+        if "codemod" in parts or path.name == "table.py":
             continue
         text = path.read_text()
         tree = ast.parse(text)
@@ -53,7 +54,7 @@ def names_in_code():
                     used.add(name)
                 case ast.Constant(value=str(name)) if re.fullmatch(LIBRARY, name):
                     used.add(name)
-                case ast.Constant(value=str(name)) if re.fullmatch(r"_[a-z]\w*", name) and "migrate" not in path.parts:
+                case ast.Constant(value=str(name)) if re.fullmatch(r"_[a-z]\w*", name) and "migrate" not in parts:
                     used.add(name)
     return {name for name in used - own - OURS if "tf_lossscale" not in name}
 

@@ -45,14 +45,13 @@ def _every_name() -> list[str]:
     """The table of old names, a row for each module."""
     lines = ["## Every old name", "", "| module | old name -> new name |", "|---|---|"]
     for module in sorted({name.rpartition(".")[0] for name in table.OLD} - {"tf_lossscale"}):
-        rows = [f"`{name}` -> `{_with_arguments(old)}`" for name, old in table.rows_in(module).items()]
+        rows = [f"`{name}` -> `{_new_name(old)}`" for name, old in table.rows_in(module).items()]
         lines.append(f"| `{_public(module)}` | {'<br>'.join(rows)} |")
     return lines
 
 
-def _with_arguments(old: table.Old) -> str:
-    renamed = ", ".join(f"{new}={before}" for before, new in old.renamed.items())
-    return _public(table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new)) + (f"({renamed})" if renamed else "")
+def _new_name(old: table.Old) -> str:
+    return _public(table.WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new))
 
 
 def _public(dotted: str) -> str:

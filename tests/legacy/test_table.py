@@ -15,18 +15,16 @@ NEW = "tf_lossscale.legacy.DynamicLossScale"
 def row(request, monkeypatch):
     """A new row, in a module that TensorFlow has and in those that it does not have."""
     with monkeypatch.context() as context:
-        context.setitem(
-            table.OLD, f"{request.param}.reticulate", table.Old(table.LEGACY, NEW, {"start": "initial_loss_scale"})
-        )
+        context.setitem(table.OLD, f"{request.param}.reticulate", table.Old(table.LEGACY, NEW))
         yield request.param.replace("tensorflow.", "tf.")
 
 
 def test_a_row_is_enough_for_search_rewrite_install_and_docs(row, tmp_path):
-    old = f"import tensorflow as tf\nscale = {row}.reticulate(start=8, multiplier=4)\n"
+    old = f"import tensorflow as tf\nscale = {row}.reticulate(8, multiplier=4)\n"
     assert names.is_worth_parsing(old.encode())
     (tmp_path / "train.py").write_text(old)
     (report,) = files.write(files.run([str(tmp_path / "train.py")]))
-    new = f"import tensorflow as tf\nimport tf_lossscale\nscale = {NEW}(initial_loss_scale=8, multiplier=4)\n"
+    new = f"import tensorflow as tf\nimport tf_lossscale\nscale = {NEW}(8, multiplier=4)\n"
     assert (tmp_path / "train.py").read_text() == new
     assert not [finding for finding in report.findings if finding.kind != "rewritten"]
 
@@ -39,7 +37,7 @@ def test_a_row_is_enough_for_search_rewrite_install_and_docs(row, tmp_path):
     assert not hasattr(tf, "splines")
     assert not hasattr(tf.train.experimental, "reticulate")
 
-    assert f"`reticulate` -> `{NEW}(initial_loss_scale=start)`" in migration_table.tables()
+    assert f"`reticulate` -> `{NEW}`" in migration_table.tables()
 
 
 def test_the_row_is_what_makes_it_work():

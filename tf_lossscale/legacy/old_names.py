@@ -17,10 +17,8 @@ both. The names that `compile` uses are in the table in `wrap_in_compile.py`.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import types
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_lossscale.families import registry as families
@@ -47,16 +45,7 @@ def _modules() -> set[str]:
 
 def _value(old: Old) -> Any:
     module, _, name = WRAPPERS_WITH_OLD_ARGUMENTS.get(old.role, old.new).rpartition(".")
-    new = getattr(importlib.import_module(module), name)
-    return _with_old_arguments(new, old.renamed) if old.renamed else new
-
-
-def _with_old_arguments(new: Callable[..., Any], renamed: Mapping[str, str]) -> Callable[..., Any]:
-    @functools.wraps(new, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return new(*args, **{renamed.get(keyword, keyword): value for keyword, value in kwargs.items()})
-
-    return call
+    return getattr(importlib.import_module(module), name)
 
 
 def _put(canonical: str) -> Change:

@@ -1,14 +1,12 @@
 """A table of the old names and their replacements.
 
-A row of `OLD` contains an old name, its kind, its new name, and the keyword arguments that were renamed. Old names are
-in canonical form: `tensorflow.compat.v1.` is shortened to `tensorflow.`, and `tensorflow.keras.` to `keras.`. The
-codemod replaces the old names in a program, `install` restores them, and docs/migration_table.md lists them.
+A row of `OLD` contains an old name, its kind and its new name. Old names are in canonical form: `tensorflow.compat.v1.`
+is shortened to `tensorflow.`, and `tensorflow.keras.` to `keras.`. The codemod replaces the old names in a program,
+`install` restores them, and docs/migration_table.md lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -18,8 +16,6 @@ class Old(NamedTuple):
     #: The kind of the old name: `STABLE`, `EXPERIMENTAL` or another of the constants below.
     role: str
     new: str
-    #: A dict from the old names of keyword arguments to their new names.
-    renamed: Mapping[str, str] = MappingProxyType({})
 
 
 # The kinds of old names. STABLE is a wrapper class with the arguments (inner_optimizer, dynamic, initial_scale,

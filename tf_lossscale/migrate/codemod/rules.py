@@ -49,10 +49,8 @@ class Rules:
                 self._wrapper(use)
             elif use.roles & policies.ROLES:
                 self._policy(use)
-            else:
-                self._renamed_arguments(use)
-                if not self._stays(use):
-                    self._replace(use, use.rows[0].new)
+            elif not self._stays(use):
+                self._replace(use, use.rows[0].new)
         for text, use in self.source.in_f_strings.items():
             if not use.variable:
                 self.edits.todo(text, _F_STRING)
@@ -114,13 +112,6 @@ class Rules:
         self.edits.replace(self.source.span(use.node), target)
         if report:
             self.edits.rewritten(use.node)
-
-    def _renamed_arguments(self, use: Use) -> None:
-        call = self.source.called(use)
-        for argument in self.source.arguments(call) if call else ():
-            if new := use.rows[0].renamed.get(argument.keyword or ""):
-                start = argument.span[0]
-                self.edits.replace((start, start + len(argument.keyword or "")), new)
 
     def _module(self, use: Use) -> None:
         """Handle a module that is used as a value, and names that are missing from the table."""
