@@ -77,6 +77,8 @@ docs: $(VENV)/.docs
 dist: $(VENV)/.build
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 	test -z "$$TAG" || test -f "dist/tf_lossscale-$${TAG#v}.tar.gz"
 
 $(VENV)/.tpu: $(VENV)/.test
@@ -89,9 +91,11 @@ $(VENV)/.docs: setup.cfg pyproject.toml
 	touch $@
 
 # The tools nox and build run without this package, so it is not installed.
+$(VENV)/.nox: TOOLS := nox
+$(VENV)/.build: TOOLS := build twine check-wheel-contents
 $(VENV)/.nox $(VENV)/.build: $(VENV)/.%:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $*
+	$(BIN)/python -m pip install -q $(TOOLS)
 	touch $@
 
 $(VENV)/.demo: setup.cfg pyproject.toml
