@@ -42,13 +42,13 @@ class keep_state(contextlib.ContextDecorator):
     >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
 
     It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy. Metrics are not restored.
-    An error of `on_stall` ends a `tf.function`, and a step on several replicas, before its state is restored. A step
-    means everything inside: if the function accumulates gradients of several batches, decorate the function that
-    processes all of them.
+    `copy.deepcopy` and `load_model` return a model whose `train_step` is not decorated. An error of `on_stall` ends a
+    `tf.function`, and a step on several replicas, before its state is restored. A step means everything inside: if the
+    function accumulates gradients of several batches, decorate the function that processes all of them.
 
     Args:
         model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored.
-        optimizer: the LossScaleOptimizer that takes the step. The default is `model.optimizer`.
+        optimizer: the LossScaleOptimizer, or the LossScale, that takes the step. The default is `model.optimizer`.
 
     Raises:
         TypeError: `model` is not one of these, or there is no LossScaleOptimizer.

@@ -168,3 +168,10 @@ def test_a_shared_scale_has_the_defaults_of_a_dynamic_one():
     shared, dynamic = SharedLossScale(), DynamicLossScale()
     assert (shared.state(), shared.rules) == (dynamic.state(), dynamic.rules)
     assert float(shared()) == 2.0**15
+
+
+def test_a_compiled_step_outside_of_a_function_is_refused():
+    scale = DynamicLossScale(8.0)
+    with pytest.raises(ValueError, match=r"must be called inside a tf\.function"):
+        scale.step([tf.constant(float("inf"))], lambda gradients: None, jit_compile=True)
+    assert scale() == 8.0

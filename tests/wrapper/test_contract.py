@@ -538,6 +538,17 @@ def test_an_update_after_two_gradient_functions_of_different_contracts_raises(fa
 
 
 @all_families
+def test_results_of_unscaling_beside_a_gradient_that_was_passed_to_it_raise_and_change_nothing(family):
+    weight, optimizer = setup(family)
+    other = tf.Variable(1.0)
+    scaled = [tf.constant(8.0), tf.constant(16.0)]
+    unscaled = optimizer.get_unscaled_gradients(scaled)
+    with pytest.raises(RuntimeError, match="Some of these gradients are results of get_unscaled_gradients"):
+        optimizer.apply_gradients([(unscaled[0], weight), (scaled[1], other)])
+    assert (weight.numpy(), other.numpy()) == (2.0, 1.0)
+
+
+@all_families
 def test_a_step_with_a_loss_that_scales_inside_may_follow_a_step_that_scale_loss_scaled(family):
     weight, optimizer = setup(family)
     with tf.GradientTape() as tape:

@@ -160,6 +160,20 @@ def test_sparse_gradients_are_applied_by_the_plain_step_and_a_warning_says_so_on
     assert "sparse" in message
 
 
+def test_inside_a_function_that_xla_compiles_nothing_is_warned_of(caplog):
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), jit_compile=True)
+    table = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function(jit_compile=True)
+    def step():
+        optimizer.minimize(lambda: tf.reduce_sum(tf.gather(table, [1, 1])), [table])
+
+    with caplog.at_level("WARNING", logger="absl"):
+        step()
+    assert "takes steps that are not compiled" not in caplog.text
+    np.testing.assert_array_equal(table[:2], [[1, 1], [0, 0]])
+
+
 def test_a_legacy_graph_is_refused_before_anything_is_changed():
     with tf.Graph().as_default():
         inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -378,3 +379,11 @@ def test_a_step_count_that_cannot_be_assigned_is_refused_when_the_optimizer_is_w
     tf_lossscale.register_family(CountingFamily)
     with pytest.raises(TypeError, match=r"must define count_skipped_step\(\) for a Counting"):
         tf_lossscale.LossScaleOptimizer(Counting())
+
+
+def test_a_wrapper_around_an_own_optimizer_that_is_pickled_names_the_way_to_save_it():
+    tf_lossscale.register_family(RatedFamily)
+    optimizer = tf_lossscale.LossScaleOptimizer(Rated(1.0))
+    with pytest.raises(TypeError, match=r"around a Rated cannot be pickled. Save it with tf.train.Checkpoint"):
+        pickle.dumps(optimizer)
+    assert copy.deepcopy(optimizer).inner_optimizer.rate == 1.0

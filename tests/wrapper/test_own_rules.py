@@ -274,10 +274,39 @@ def test_weights_of_another_rule_load_all_but_its_state_and_a_warning_says_so(sa
     model.save_weights(path)
     other = trained_with(rule(loading), fits=0)
     other.load_weights(path)
-    assert len(said) == 1 and "so their values are not loaded" in said[0]
+    assert len(said) == 1 and "They are not loaded" in said[0]
     for one, another in zip(model.optimizer.inner_optimizer.variables, other.optimizer.inner_optimizer.variables):
         np.testing.assert_array_equal(one, another)
     scale = other.optimizer._loss_scale
     assert loading is None or [float(getattr(scale, name)) for name in ("exponent", *loading)] == [4.0] + [0.0] * len(
         loading
     )
+
+
+def test_the_rules_as_they_are_now_are_in_the_config_of_a_subclass_that_calls_super(tmp_path):
+    @tf.keras.utils.register_keras_serializable("own_rule", "Slow")
+    class Slow(tf_lossscale.DynamicLossScale):
+        def __init__(self, every=1, **kwargs):
+            super().__init__(**kwargs)
+            self.every = every
+
+        def get_config(self):
+            return {**super().get_config(), "every": self.every}
+
+    model = trained_with(Slow(every=3, initial_scale=64.0), fits=0)
+    model.optimizer.change_rules(dynamic_growth_steps=5, max_scale=128.0)
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras").optimizer
+    assert type(loaded._loss_scale) is Slow
+    assert (loaded._loss_scale.every, loaded.dynamic_growth_steps, loaded.max_scale) == (3, 5, 128.0)
+    assert loaded.loss_scale == 64.0
+
+
+@pytest.mark.parametrize("returned", [None, "8"])
+def test_a_scale_that_is_no_number_is_named(returned):
+    class Nothing(tf_lossscale.LossScale):
+        def __call__(self):
+            return returned
+
+    with pytest.raises(TypeError, match=r"Nothing\.__call__\(\) must return the scale"):
+        Nothing().scale(tf.constant(1.0))

@@ -162,7 +162,9 @@ class FixedLossScaleManager(LossScaleManager, FixedLossScale):
     """
 
     def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True):
-        FixedLossScale.__init__(self, number_of_at_least_1("loss_scale", loss_scale), drop_overflow_update)
+        FixedLossScale.__init__(self, number_of_at_least_1("loss_scale", loss_scale))
+        # As in MindSpore, the value may be of any type.
+        self.skip_nonfinite = drop_overflow_update
 
     overflowed: Any = LazyVariable(False, tf.bool, tracked=False)
     """Whether the last step overflowed, as a bool variable. It is set only if `drop_overflow_update` is False."""

@@ -13,7 +13,7 @@ from absl import logging
 
 from tf_lossscale import errors
 from tf_lossscale.core.loss_scale import LossScale
-from tf_lossscale.core.rules import Counts, Rules, with_rules
+from tf_lossscale.core.rules import KEYWORDS, Counts, Rules, with_rules
 from tf_lossscale.core.variables import LazyVariable
 
 if TYPE_CHECKING:
@@ -89,6 +89,22 @@ class DynamicLossScale(LossScale):
     def _change_rules(self, **changes: Any) -> None:
         self.rules = dataclasses.replace(self.rules, **changes).checked()
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, with the rules as they are now. A subclass adds its own arguments.
+
+        >>> DynamicLossScale(8.0, max_scale=64.0).get_config()
+        {'initial_scale': 8.0, 'dynamic_growth_steps': 2000, 'max_scale': 64.0}
+
+        Returns:
+            A dict of plain values. A rule is included only if its value is not the default.
+        """
+        rules = {name: getattr(self.rules, name) for name in KEYWORDS}
+        return {
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.rules.growth_steps,
+            **{name: value for name, value in rules.items() if value != KEYWORDS[name]},
+        }
+
     def __call__(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.current_loss_scale)
 
@@ -102,10 +118,10 @@ class DynamicLossScale(LossScale):
             assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
         return assigned
 
-    def _counts(self) -> dict[str, Any]:
-        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counts()}
+    def _counters(self) -> dict[str, Any]:
+        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counters()}
 
-    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
+    def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         assign(self.current_loss_scale, self.in_range(scale))
 
     def in_range(self, loaded: float) -> float:

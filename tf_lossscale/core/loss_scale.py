@@ -136,18 +136,21 @@ class LossScale(Variables):
             observe: a function for monitoring, which is called at the end of a step that could be skipped. It takes the
                 result of `check`, the summed gradients, and the values that were checked. Each value is finite if and
                 only if its gradient is finite on all replicas.
-            jit_compile: whether XLA compiles the step, except for the sum over the replicas. Not for eager mode and TF1
-                graphs.
+            jit_compile: whether XLA compiles the step, except for the sum over the replicas.
 
         Returns:
             In eager mode, whether the step was applied. In a graph, the operations or tensors that a session has to
             run. If the step cannot be skipped, the result of `apply` in a graph.
 
         Raises:
-            ValueError: the method is called in a cross-replica context.
+            ValueError: the method is called in a cross-replica context; `jit_compile` is True in eager mode or in a TF1
+                graph; or `check` does not return a scalar.
+            TypeError: `check` does not return a tensor, or `move` does not return operations in a TF1 graph.
         """
         if tf.distribute.in_cross_replica_context():
             raise replicas.not_in_replica_context("step")
+        if jit_compile and (tf.executing_eagerly() or not runs_in_order()):
+            raise ValueError("step(jit_compile=True) must be called inside a tf.function.")
         gradients, functions = list(gradients), (apply, skip or (lambda: None), observe)
         with replicas.explaining_refused_merge_calls():
             if aggregate:
@@ -155,7 +158,8 @@ class LossScale(Variables):
             if not self.may_skip:
                 updates = _compiled(lambda own, _: apply(own), gradients, []) if jit_compile else apply(gradients)
                 return True if tf.executing_eagerly() else updates
-            # With merge calls, all replicas get here before one of them creates the variables, so all call `once`.
+            # `prepare` creates all variables, so one of them stands for all. If `once` uses a merge call, it waits for
+            # all replicas before it creates them, so either all replicas call it or none.
             if self._is_missing("total_steps"):
                 replicas.once(self.prepare)
             # Gradients that the caller has summed may differ between the replicas.
@@ -173,7 +177,8 @@ class LossScale(Variables):
             return self._apply_or_skip(gradients, to_check, lambda: apply(gradients), skip, observe)
 
         # To apply gradients, many optimizers call merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
-        # therefore created in the cross-replica context, and its branches enter the replica context again.
+        # therefore created in the cross-replica context, and its branches enter the replica context again. All replicas
+        # run the first replica's functions, each with its own gradients.
         def across_replicas(strategy: tf.distribute.Strategy, per_replica: list[Any], to_check: list[Any]) -> Any:
             # All replicas have the same gradients, or the same values to check in place of them.
             first, first_to_check = _first(strategy, per_replica), _first(strategy, to_check)
@@ -196,18 +201,18 @@ class LossScale(Variables):
             return [moved, observe and observe(applied, gradients, to_check)]
 
         def skip_counted() -> list[Any]:
-            counted = self._count(applied=False)
+            counted = self._count_step(applied=False)
             with tf.control_dependencies(operations(counted)):
                 return [counted, skip()]
 
         if tf.executing_eagerly():
             # `bool` waits for the device if the check has not already done so.
             outcome = bool(applied)
-            _ = (apply(), self._count(applied=True)) if outcome else skip_counted()
+            _ = (apply(), self._count_step(applied=True)) if outcome else skip_counted()
             record()
             return outcome
         branch = tf.cond(
-            applied, lambda: finished([apply(), self._count(applied=True)]), lambda: finished(skip_counted())
+            applied, lambda: finished([apply(), self._count_step(applied=True)]), lambda: finished(skip_counted())
         )
         with tf.control_dependencies([branch]):
             return tf.group(*operations(record()))
@@ -235,7 +240,8 @@ class LossScale(Variables):
         """Return values for all replicas to check in place of gradients that may differ between the replicas.
 
         A value is finite if and only if its gradient is finite on all replicas. If `check` is overridden, the values
-        are this replica's gradients, plus infinity or NaN where any replica has one.
+        are this replica's gradients, with infinity or NaN added to all values of a gradient that has one on any
+        replica.
         """
         present = [gradient for gradient in gradients if gradient is not None]
         if not present:
@@ -304,11 +310,15 @@ class LossScale(Variables):
         return value_or_zero(self.skipped_in_a_row) > 0
 
     def prepare(self) -> None:
-        """Create the variables that count steps. The first step calls this method in the cross-replica context."""
+        """Create all variables that a step needs.
+
+        LossScaleOptimizer calls this method when it is created. Otherwise the first step calls it, in the cross-replica
+        context.
+        """
         if self.may_skip:
             _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row
 
-    def _count(self, applied: bool) -> list[Any]:
+    def _count_step(self, applied: bool) -> list[Any]:
         counted = [add(self.total_steps, 1)]
         if applied:
             return [*counted, self.skipped_in_a_row.assign(0), add(self.skipped_steps, 0)]
@@ -338,19 +348,19 @@ class LossScale(Variables):
                 value. The state is then unchanged.
             TypeError: the state is not a mapping, or a value is not a number.
         """
-        self._set_state(state, lambda variable, value: variable.assign(value))
+        self._set_state(state, as_number, lambda variable, value: variable.assign(value))
 
-    def _counts(self) -> dict[str, Any]:
+    def _counters(self) -> dict[str, Any]:
         """Map the names of the counts in the state to their variables, or to None."""
         names = ("skipped_steps", "skipped_in_a_row", "total_steps")
         return {name: getattr(self, name) for name in names} if self.may_skip else {}
 
     def _state(self, read: Callable[[Any], Any]) -> Any:
-        counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counts().items()}
+        counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counters().items()}
         return {"loss_scale": read(current_scale(self)), **counts}
 
-    def _set_state(self, state: Any, assign: Callable[[Any, Any], Any]) -> None:
-        variables, remedy = self._counts(), "Pass what state() returned."
+    def _set_state(self, state: Any, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
+        variables, remedy = self._counters(), "Pass what state() returned."
         _require_keys(state, {"loss_scale", "dynamic_counter"} & {"loss_scale", *variables}, {"loss_scale", *variables})
         scale = errors.positive_number("loss_scale", state["loss_scale"], remedy)
         counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in variables}
@@ -358,14 +368,14 @@ class LossScale(Variables):
             # The loss scale managers of tf.contrib count in int32 variables; all other loss scales count in int64.
             if variable is not None and counts[name] > variable.dtype.max:
                 raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
-        self._set_scale(scale, assign)
+        self._set_scale(scale, read, assign)
         for name, variable in variables.items():
             if variable is not None:
                 assign(variable, counts[name])
 
-    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
-        """Set the current scale, or raise an error if it is not a variable and differs."""
-        now = as_number(current_scale(self))
+    def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
+        """Raise an error unless the scale is already this one. A subclass may set it instead."""
+        now = read(current_scale(self))
         if np.float32(scale) != np.float32(now):
             raise ValueError(
                 f"A {type(self).__name__} determines its scale itself, which is {now:g} now, but `state` has the loss "
@@ -380,14 +390,20 @@ class FixedLossScale(LossScale):
     128.0
 
     Args:
-        scale: a finite number above 0.
+        initial_scale: the scale, a finite number above 0.
         skip_nonfinite: whether a step with a non-finite gradient is skipped.
+
+    Raises:
+        TypeError: `initial_scale` is not a number, or `skip_nonfinite` is not a bool.
+        ValueError: `initial_scale` is out of range.
     """
 
-    def __init__(self, scale: Any, skip_nonfinite: bool = False):
+    def __init__(self, initial_scale: Any, skip_nonfinite: bool = False):
         super().__init__()
+        if not isinstance(skip_nonfinite, bool):
+            raise TypeError(f"`skip_nonfinite` must be a bool, but got: {skip_nonfinite!r}.")
         self.skip_nonfinite = skip_nonfinite
-        self.initial_scale: float = errors.positive_number("initial_scale", scale, "Pass for example 1024.")
+        self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "Pass for example 1024.")
 
     @property
     def may_skip(self) -> bool:
@@ -397,7 +413,7 @@ class FixedLossScale(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.constant(self.initial_scale, tf.float32)
 
-    def _set_scale(self, scale: float, assign: Callable[[Any, Any], Any]) -> None:
+    def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         if np.float32(scale) != np.float32(self.initial_scale):
             raise ValueError(
                 f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {scale!r}."
@@ -406,7 +422,13 @@ class FixedLossScale(LossScale):
 
 def current_scale(loss_scale: LossScale) -> tf.Tensor:
     """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
-    scale = tf.cast(loss_scale(), tf.float32)
+    returned: Any = loss_scale()
+    if returned is None or isinstance(returned, str):
+        raise TypeError(
+            f"{type(loss_scale).__name__}.__call__() must return the scale, as a float32 scalar tensor, but returned: "
+            f"{returned!r}."
+        )
+    scale = tf.cast(returned, tf.float32)
     if scale.shape.rank not in (0, None):
         raise ValueError(
             f"{type(loss_scale).__name__}.__call__() must return a scalar, but returned a tensor of shape "

@@ -38,16 +38,16 @@ class Variables(tf.Module):
     ) -> tf.Variable:
         """Return the variable with this name in the current graph.
 
-        Create it on the first call. Checkpoints contain the variable under its name if `tracked` is True. With an
-        `aggregation`, each replica writes its own value, and a read outside of the replicas combines the values. By
-        default the variable has the same value on all replicas.
+        Create the variable if it is missing, or if it lacks copies for the replicas. Checkpoints contain it under its
+        name if `tracked` is True. With an `aggregation`, each replica writes its own value, and a read outside of the
+        replicas combines the values. By default the variable has the same value on all replicas.
         """
         graph = _graph_of_variables()
         variable = self._weights.get((graph, name))
         if variable is None or replicas.is_missing_copies(variable):
             with tf.init_scope():
                 value = initial_value if variable is None else variable.numpy()
-                variable = _variable(name, value, dtype, tracked, aggregation)
+                variable = _new_variable(name, value, dtype, tracked, aggregation)
             self._weights[graph, name] = variable
             _announce(variable)
             if tracked:
@@ -98,7 +98,7 @@ class LazyVariable(property):
         self._arguments, self._options = (initial_value, dtype), options
 
     def __set_name__(self, owner: type, name: str) -> None:
-        super().__init__(lambda owner: owner._weight(name, *self._arguments, **self._options))
+        super().__init__(lambda this: this._weight(name, *self._arguments, **self._options))
 
 
 _in_legacy_graphs: list[weakref.ref[Any]] = []
@@ -172,8 +172,8 @@ def _graph_of_variables() -> Any:
     return graph
 
 
-def _variable(
-    name: str, value: Any, dtype: tf.DType | None, saved: bool, aggregation: tf.VariableAggregation | None
+def _new_variable(
+    name: str, value: Any, dtype: tf.DType | None, tracked: bool, aggregation: tf.VariableAggregation | None
 ) -> tf.Variable:
     # A variable without aggregation has the same value on all replicas. An assignment in the cross-replica context
     # writes all copies, and an assignment in a replica context writes only this replica's copy.
@@ -184,9 +184,9 @@ def _variable(
         "synchronization": tf.VariableSynchronization.AUTO if mirrored else tf.VariableSynchronization.ON_READ,
         "aggregation": tf.VariableAggregation.NONE if mirrored else aggregation,
     }
-    if not saved and not tf.executing_eagerly():
-        # In a TF1 graph a variable that is not saved must be local, because a Saver saves and restores all global
-        # variables.
+    if not tracked and not tf.executing_eagerly():
+        # In a TF1 graph a variable that checkpoints do not contain must be local, because a Saver saves and restores
+        # all global variables.
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         return tf.compat.v1.Variable(tf.constant(value, dtype), collections=local, use_resource=True, **shared)
     return tf.Variable(tf.constant(value, dtype), **shared)

@@ -96,7 +96,7 @@ class Family(family.Family):
                 before = len(self.inner.variables)
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
-                if loaded is not None and _fit(loaded, self.inner.variables):
+                if loaded is not None and _same_shapes(loaded, self.inner.variables):
                     assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
                     _warn_of_other_variables(self.inner, len(loaded), True)
@@ -222,6 +222,7 @@ class LossScaleOptimizer(
     _family: Family
 
     def _init_base(self) -> None:
+        # Keras's setters read `_lock`. Its constructor, which would set it, is not called.
         self.__dict__.update(name=self._family.scope, _lock=False, loss_scale_factor=self._family.loss_scale_factor)
         variables = self._loss_scale.variables
         # In h5 files, Keras uses each variable's path as its name.
@@ -286,6 +287,7 @@ class LossScaleOptimizer(
     def save_own_variables(self, store: Any) -> None:
         scale = current_scale(self._loss_scale)
         good, bad = (self._loss_scale.good_steps, self._loss_scale.bad_steps) if self.dynamic else (0, 0)
+        # Keras's class has a learning rate of its own, which is always 0.
         values = [0 if bad is None else bad, 0.0, good, scale, *self.weights, *_variables_of_own_rule(self._loss_scale)]
         for i, value in enumerate(values):
             store[str(i)] = keras.ops.convert_to_numpy(value)
@@ -295,7 +297,7 @@ class LossScaleOptimizer(
         inner: list[Any] = self.weights
         of_scale: list[tuple[Any, Any]] = []
         rule: list[Any] = []
-        if _are_of_a_wrapper(values) and not _fit(values, inner):
+        if _are_of_a_wrapper(values) and not _same_shapes(values, inner):
             if self.dynamic:
                 of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
                 of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
@@ -303,12 +305,12 @@ class LossScaleOptimizer(
                     of_scale.append((self._loss_scale.bad_steps, int(values[0][()])))
             values, of_rule = values[4:], values[4 + len(inner) :]
             rule = _variables_of_own_rule(self._loss_scale)
-            if rule and _fit(of_rule, rule):
+            if rule and _same_shapes(of_rule, rule):
                 of_scale += zip(rule, of_rule)
                 values = values[: len(inner)]
-            elif self.built and _fit(values[: len(inner)], inner):
+            elif self.built and _same_shapes(values[: len(inner)], inner):
                 if rule or of_rule:
-                    _warn_of_other_rule(self._loss_scale, len(rule), len(of_rule))
+                    _warn_of_other_rule(self._loss_scale, rule, of_rule)
                 values = values[: len(inner)]
         if len(values) > len(inner) and not self.built:
             # Without the slots, a step count would make Adam's first steps too small.
@@ -368,7 +370,7 @@ def _optimizers_in(path: str) -> tuple[set[str], set[str]]:
 # Checkpoints of Keras's LossScaleOptimizer contain values for which this package's wrapper may have no variable. This
 # dict maps the names of these values to their dtypes. This package's wrapper never has variables for the first two
 # values. If its scale is fixed, it has none for the last two either.
-_UNUSED = {
+_DTYPES_IN_KERAS = {
     "_iterations": tf.int64,
     "_learning_rate": tf.float32,
     "dynamic_scale": tf.float32,
@@ -383,7 +385,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
         parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
         parts["step_counter"] = wrapper._loss_scale.good_steps
     if name not in parts:
-        dtype = _UNUSED.get(name)
+        dtype = _DTYPES_IN_KERAS.get(name)
         with tf.init_scope():
             parts[name] = (
                 tf.__internal__.tracking.AutoTrackable()
@@ -395,7 +397,7 @@ def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
     return parts[name]
 
 
-def _fit(values: list[Any], variables: list[Any]) -> bool:
+def _same_shapes(values: list[Any], variables: list[Any]) -> bool:
     return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
 
 
@@ -408,10 +410,12 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
     )
 
 
-def _warn_of_other_rule(loss_scale: Any, own: int, saved: int) -> None:
+def _warn_of_other_rule(loss_scale: Any, rule: list[Any], saved: list[Any]) -> None:
+    own, others = ([tuple(each.shape) for each in some] for some in (rule, saved))
     logging.warning(
-        "The saved loss scale has %d variables of its own, but this %s has %d, so their values are not loaded.",
-        *(saved, type(loss_scale).__name__, own),
+        "The file has %s after the inner optimizer's values, which do not fit this %s, whose own variables have the "
+        "shapes %s. They are not loaded.",
+        *(f"values of the shapes {others}" if others else "nothing", type(loss_scale).__name__, own),
     )
 
 

@@ -61,6 +61,13 @@ def register_family(family: FamilyClass) -> FamilyClass:
     return family
 
 
+def _refuse(wrapper: Any) -> Any:
+    raise TypeError(
+        f"A LossScaleOptimizer around a {type(wrapper.inner_optimizer).__name__} cannot be pickled. Save it with "
+        "tf.train.Checkpoint."
+    )
+
+
 def wrapper_class(family: Any) -> type:
     """Return the class of the wrappers for a family's optimizers."""
     bases: list[type] = [LossScaleOptimizer, *family.wrapper_bases]
@@ -70,5 +77,5 @@ def wrapper_class(family: Any) -> type:
         bases.insert(1, tf.__internal__.tracking.DelegatingTrackableMixin)
         if not any(issubclass(base, trackable) for base in bases):
             bases.append(trackable)
-    names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__}
+    names = {"_family_class": family, "__module__": family.__module__, "__doc__": family.__doc__, "__reduce__": _refuse}
     return type("LossScaleOptimizer", tuple(bases), names)

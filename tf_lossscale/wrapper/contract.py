@@ -1,8 +1,7 @@
 """Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
 
-A mark is an attribute of a tensor that says which loss scale it belongs to, and whether the tensor is scaled. A
-gradient that `get_unscaled_gradients` took is scaled, one that it returned is not. A loss that `get_scaled_loss` or
-`scale_loss` returned is scaled. The results of arithmetic on marked tensors have no mark. If all gradients of an update
+The methods that scale losses and unscale gradients mark the tensors that they take and return (`marks.py`), and record
+that they were called in a place, which is a function that is being traced, or eager mode. If all gradients of an update
 are marked, their marks decide. If some are marked, the marks and the calls must agree. If none is marked, the first of
 these rules decides that applies:
 
@@ -34,7 +33,7 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.loss_scale import FixedLossScale
-from tf_lossscale.wrapper.marks import Mark, have_been_unscaled, is_marked, marks_of
+from tf_lossscale.wrapper.marks import Mark, have_been_unscaled, is_scaled, marks_of
 
 _FACTORS = "_factors_of_tf_lossscale"
 # Maps each method to whether a following `apply_gradients`, or an `apply` that takes both kinds, gets scaled gradients.
@@ -106,10 +105,8 @@ class Contract:
             for place in _places():
                 calls = self._calls.setdefault(weakref.ref(place), {})
                 # Unscaling gradients does not change the factor of their loss.
-                before = calls.get(thread, _Call(method))
-                calls[thread] = dataclasses.replace(before, method=method, followed_in=set())
-                if factor is not None:
-                    calls[thread] = _Call(method, _held(factor, place, self))
+                before = calls[thread].factor if thread in calls else _Call.factor
+                calls[thread] = _Call(method, before if factor is None else _held(factor, place, self))
                 _latest.set(place, self, method)
 
     def record(self, decision: Decision) -> None:
@@ -137,7 +134,7 @@ class Contract:
     def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
         """Raise an error if a gradient was already divided by this loss scale."""
         present = [gradient for gradient in gradients if gradient is not None]
-        marks, place = [is_marked(gradient, loss_scale) for gradient in present], _places()[0]
+        marks, place = [is_scaled(gradient, loss_scale) for gradient in present], _places()[0]
         with self._lock:
             call = self._calls.get(weakref.ref(place), {}).get(threading.current_thread())
         factor = None
@@ -164,7 +161,7 @@ class Contract:
         with self._lock:
             calls = self._calls_in(_places())
         if not any(call.method in ("scale_loss", "get_scaled_loss") and not call.followed_in for call in calls):
-            self._ever.add("get_scaled_loss")
+            self._ever |= {"get_scaled_loss", "get_unscaled_gradients"}
             self.called("inside")
 
     # The decisions. ---------------------------------------------------------------------------------------------
@@ -177,13 +174,12 @@ class Contract:
         marks = marks_of(gradients, loss_scale)
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         needed = ("get_scaled_loss", "get_unscaled_gradients")
-        called = self._ever | ({"get_unscaled_gradients"} if "inside" in self._ever else set())
-        if "scale_loss" not in self._ever and not called.issuperset(needed) and not _needs_no_calls(marks, loss_scale):
-            forgotten = " and ".join(f"LossScaleOptimizer.{name}()" for name in needed if name not in called)
+        forgotten = [f"LossScaleOptimizer.{name}()" for name in needed if name not in self._ever]
+        if forgotten and "scale_loss" not in self._ever and not _needs_no_calls(marks, loss_scale):
             self._warn(
-                f"You forgot to call {forgotten} before calling LossScaleOptimizer.apply_gradients(). Small float16 "
-                "gradients may become zero, or the gradients of every step may have the wrong scale. The loop should "
-                "be:\n"
+                f"You forgot to call {' and '.join(forgotten)} before calling LossScaleOptimizer.apply_gradients(). "
+                "Small float16 gradients may become zero, or the gradients of every step may have the wrong scale. The "
+                "loop should be:\n"
                 "    with tf.GradientTape() as tape:\n"
                 "        loss = loss_fn()\n"
                 "        scaled_loss = opt.get_scaled_loss(loss)\n"
@@ -220,6 +216,11 @@ class Contract:
             with self._lock:
                 by_calls, here = self._answers(places, scaled_after)
             answers |= by_calls
+        if scaled >= {True, False}:
+            raise RuntimeError(
+                "Some of these gradients are results of get_unscaled_gradients(), and others were passed to it. Pass "
+                "only its results to apply_gradients()."
+            )
         if len(answers) > 1:
             # A trace that failed between scaling and updating must not make later updates fail as well.
             self._in_the_past.clear()
@@ -270,7 +271,7 @@ class Contract:
             thread = threading.current_thread()
             with self._lock:
                 own = [call for call in self._calls_in(places) if thread not in call.followed_in]
-                innermost = [call for call in own if places != [_EAGER]][:1]
+                innermost = [] if places == [_EAGER] else own[:1]
                 calls = innermost or [*own, *self._unused_calls(places)]
                 unscaled = bool(calls) and all(call.unscales for call in calls)
                 may_be_unscaled = any(call.unscales for call in calls or self._calls_in(places))

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.wrapper.marks import is_marked
+from tf_lossscale.wrapper.marks import is_scaled
 
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
@@ -44,7 +44,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         if gradient is None:
             continue
         has_gradient = True
-        if getattr(variable, "overwrite_with_gradient", False) and is_marked(gradient) is False:
+        if getattr(variable, "overwrite_with_gradient", False) and is_scaled(gradient) is False:
             raise ValueError(
                 f"{variable.name} has overwrite_with_gradient=True, so its gradient is the variable's new value, but "
                 "get_unscaled_gradients() divided this gradient by the loss scale. Pass the gradients of the scaled "

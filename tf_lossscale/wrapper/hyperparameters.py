@@ -253,8 +253,8 @@ class Delegating(Parts):
 
         Raises:
             TypeError: a keyword is not one of these rules, or a value is not a number.
-            ValueError: a value is out of range, the scale is fixed or user-defined, or `hysteresis` changes from 1 to a
-                larger value or back to 1.
+            ValueError: a value is out of range, the scale is fixed or has other rules, or `hysteresis` changes from 1
+                to a larger value or back to 1.
             RuntimeError: the method is called while a graph is being built.
         """
         scale: Any = self._loss_scale

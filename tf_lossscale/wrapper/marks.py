@@ -25,7 +25,7 @@ def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
             setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
 
 
-def is_marked(tensor: Any, loss_scale: Any = None) -> bool | None:
+def is_scaled(tensor: Any, loss_scale: Any = None) -> bool | None:
     """Return whether a tensor is marked as scaled (True) or unscaled (False), or None if it is not marked.
 
     If a loss scale is passed, marks of other loss scales do not count.
@@ -86,17 +86,17 @@ _KEEPING_THE_SCALE = (
 
 def _is_of_scaled_loss(loss: Any, loss_scale: Any) -> bool:
     """Return whether a loss was scaled, or, in a graph, is a sum, mean or multiple of a loss that was scaled."""
-    mark = is_marked(loss, loss_scale)
+    mark = is_scaled(loss, loss_scale)
     if mark is not None or tf.executing_eagerly() or not tf.is_tensor(loss):
         return bool(mark)
 
     def keeps_the_scale(tensor: tf.Tensor) -> bool:
-        if is_marked(tensor, loss_scale) is not None:
+        if is_scaled(tensor, loss_scale) is not None:
             return False
         by_constant = tensor.op.type == "Mul" and any(factor.op.type == "Const" for factor in tensor.op.inputs)
         return by_constant or tensor.op.type in _KEEPING_THE_SCALE
 
-    return any(is_marked(tensor, loss_scale) for tensor in ancestors(loss, keeps_the_scale))
+    return any(is_scaled(tensor, loss_scale) for tensor in ancestors(loss, keeps_the_scale))
 
 
 def have_been_unscaled(gradients: list[Any], loss_scale: Any, factor: Any) -> bool:
@@ -107,11 +107,11 @@ def have_been_unscaled(gradients: list[Any], loss_scale: Any, factor: Any) -> bo
 
     def has_been_unscaled(gradient: Any) -> bool:
         found = False
-        for tensor in ancestors(gradient, lambda tensor: is_marked(tensor, loss_scale) is not False):
+        for tensor in ancestors(gradient, lambda tensor: is_scaled(tensor, loss_scale) is not False):
             # The input of a branch or a loop may have been computed from the factor.
             if tensor is factor or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
                 return False
-            found = found or is_marked(tensor, loss_scale) is False
+            found = found or is_scaled(tensor, loss_scale) is False
         return found
 
     return factor is not None and any(map(has_been_unscaled, gradients))

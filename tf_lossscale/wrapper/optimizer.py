@@ -262,13 +262,16 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
 
         Returns:
             In eager mode, None or `iterations`, whichever the inner optimizer returns. In a `tf.function`, a tensor
-            that is available when the step is complete, unless the optimizer shares its loss scale. In a TF1 graph, the
-            operation that takes the step.
+            that is available when the step is complete; with a `SharedLossScale`, the end of the block completes it. In
+            a TF1 graph, the operation that takes the step.
 
         Raises:
-            ValueError: all gradients are None, or the call is in a cross-replica context.
-            TypeError: a keyword argument is not accepted by the inner optimizer.
-            RuntimeError: it is unclear whether the gradients are scaled.
+            ValueError: all gradients are None, a gradient does not have the shape of its variable, or the call is in a
+                cross-replica context.
+            TypeError: a pair does not contain a variable, a gradient is not floating-point, or a keyword argument is
+                not accepted by the inner optimizer.
+            RuntimeError: it is unclear whether the gradients are scaled, another optimizer's loss scale multiplies
+                them, or the optimizer cannot train in a TF1 graph.
         """
         del name
         if tf.distribute.in_cross_replica_context():
@@ -340,6 +343,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
                     # If the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
                     counted = None if scaled else family.count_skipped_step()
             with tf.control_dependencies(operations([started, counted])):
+                # In a graph this branch reports stalls, because applied steps then need not look for one.
                 return [started, counted, [] if tf.executing_eagerly() else self._stall.in_graph(self)]
 
         compiles = self._jit_compile and self._compiles(gradients, variables)
@@ -358,11 +362,13 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             )
 
     def _compiles(self, gradients: list[Any], variables: list[Any]) -> bool:
-        """Return whether XLA compiles the step. If it cannot, log a warning once."""
+        """Return whether the step becomes a function that XLA compiles. If it cannot, log a warning once."""
+        if in_xla_context():
+            return False  # XLA compiles the whole function in which the step is taken.
         reason = self._family.obstacle() or _obstacle(gradients, variables)
         if reason is not None:
             self._warn_once(f"LossScaleOptimizer(jit_compile=True) takes steps that are not compiled: {reason}.")
-        return reason is None and not in_xla_context()
+        return reason is None
 
     def _warn_of_float16(self, variables: list[Any]) -> None:
         float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]

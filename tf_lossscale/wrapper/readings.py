@@ -117,7 +117,7 @@ class Observable(Parts):
 
     def _set_state(self, state: Any) -> None:
         """Set the loss scale's state. Unlike `set_state`, this method also works in graph mode."""
-        self._loss_scale._set_state(state, set_value)
+        self._loss_scale._set_state(state, value_of, set_value)
 
     def overflow_report(self) -> OverflowReport:
         """Report which variables' gradients were not finite, and in how many steps.

@@ -13,7 +13,6 @@ from absl import logging
 
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale, current_scale
-from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
@@ -109,8 +108,7 @@ class Configurable(Parts):
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
         if self.dynamic:
-            given = {name: getattr(scale.rules, name) for name in KEYWORDS}
-            config.update({name: value for name, value in given.items() if value != KEYWORDS[name]})
+            config = {**DynamicLossScale.get_config(scale), **config}
         elif scale.may_skip:
             config["skip_nonfinite"] = True
         return config
@@ -221,7 +219,8 @@ class Configurable(Parts):
             if not isinstance(scale, FixedLossScale):
                 logging.warning(
                     "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
-                    "tf.Module. Save `state()` alongside the checkpoint, or derive the class from tf.Module.",
+                    "tf.Module. Derive the class from tf.Module; or make the loss scale yourself, pass it as "
+                    "`loss_scale`, and save it as tf.train.Checkpoint(loss_scale=loss_scale, ...).",
                     type(inner).__name__,
                 )
             return
@@ -249,7 +248,10 @@ class Configurable(Parts):
 
     @property
     def variables(self) -> CallableList:
-        """The inner optimizer's variables, followed by the loss scale's. `variables()` returns the same list."""
+        """The inner optimizer's variables, followed by the loss scale's. `variables()` returns the same list.
+
+        Around an optimizer of tf_keras legacy, the list has only the inner optimizer's variables.
+        """
         return CallableList([*self.weights, *self._loss_scale.variables])
 
     @property
@@ -319,7 +321,8 @@ def _is_of_user(scale: Any) -> bool:
 
 
 def _has_config_of_user(scale: Any) -> bool:
-    return _is_of_user(scale) and hasattr(scale, "get_config")
+    get_config: Any = getattr(type(scale), "get_config", None)
+    return get_config is not None and not get_config.__module__.startswith("tf_lossscale.")
 
 
 def _has_rule_outside_of_config(scale: Any) -> bool:
