@@ -21,7 +21,7 @@ help:
 
 ## Install the package and run the demo.
 demo: $(VENV)/.demo
-	$(BIN)/python examples/float16_demo.py --out runs
+	$(BIN)/python -m tools.quietly examples/float16_demo.py --out runs
 
 ## Run lint, type check, doctests, and a test of every public behavior. This takes about five minutes on two cores.
 test: $(VENV)/.test

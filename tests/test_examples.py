@@ -51,6 +51,14 @@ def test_the_demo_prints_the_table_of_the_readme(tmp_path, capsys):
         assert f"| {' | '.join(row)} |" in readme
 
 
+@pytest.mark.slow
+def test_make_demo_prints_the_table_and_the_progress_bars_alone(tmp_path):
+    command = ["-m", "tools.quietly", "examples/float16_demo.py", "--steps", "20", "--out", str(tmp_path)]
+    ran = subprocess.run([sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True)
+    assert len(ran.stdout.splitlines()) == 5
+    assert [line for line in re.split(r"[\r\n]+", ran.stderr) if line.strip() and "/20 [" not in line] == []
+
+
 @pytest.mark.wide("takes seconds")
 def test_the_demo_resumes_bit_for_bit_after_ctrl_c(tmp_path):
     train = demo()["train"]
