@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -163,6 +165,18 @@ def test_the_overflow_monitor_reports_an_overflow_that_is_applied(library, name,
     data = tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x))).batch(2)
     trained.train(1, data, callbacks=amp.OverflowMonitor())
     assert [line.rpartition(": ")[2] for line in monitor_lines(capsys)] == ["False", "True", "True"]  # 0 * inf is NaN
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_line_overwrites_the_bar_only_in_a_notebook(in_notebook, monkeypatch, capsys):
+    shell = types.SimpleNamespace(kernel=object()) if in_notebook else None
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    model, _ = squares(tf.keras)
+    trained = amp.Model(model, "mse", tf.keras.optimizers.SGD(0.0))
+    data = tf.data.Dataset.from_tensor_slices((np.ones((4, 1), "f"), np.ones((4, 1), "f"))).batch(2)
+    trained.train(1, data, callbacks=amp.LossMonitor())
+    assert ("\repoch: 1 step: 2" in capsys.readouterr().out) == in_notebook
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])

@@ -102,7 +102,8 @@ class LossMonitor:
 
 def _after_a_bar(line: str) -> str:
     """Return `line` in a form that can be printed after Keras's progress bar, which does not end with a newline."""
-    if sys.stdout.isatty() or "ipykernel" in sys.modules:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if sys.stdout.isatty() or hasattr(shell, "kernel"):
         # The carriage return and the padding overwrite the progress bar.
         return f"\r{line:<{_BAR}}"
     return f"\n{line}"
