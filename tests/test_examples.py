@@ -23,6 +23,7 @@ def test_a_custom_loop_lowers_a_scale_that_is_too_high_and_learns(capsys):
 
 
 def demo():
+    pytest.importorskip("sklearn")
     return runpy.run_path(str(EXAMPLES / "float16_demo.py"))
 
 
