@@ -158,6 +158,18 @@ class KeepStateTest(parameterized.TestCase):
             ):
                 pass
 
+    @parameterized.parameters(*WAYS)
+    def test_a_step_of_another_optimizer_is_not_passed_over_in_silence(self, way):
+        model, watched, other = model_of(tf.keras), wrapped(tf.keras), wrapped(tf.keras)
+
+        @tf_lossscale.keep_state(model, watched)
+        def step(x):
+            other.minimize(lambda: tf.reduce_mean(model(x, training=True) ** 2), model.trainable_variables)
+
+        with self.assertLogs("absl", logging.WARNING) as logs:
+            WAYS[way](step)(tf.constant(FINE))
+        assert "took no step inside" in logs.output[0]
+
     @parameterized.parameters(*KERAS)
     def test_without_it_the_monitor_names_the_variables_once(self, library):
         keras = KERAS[library]

@@ -7,6 +7,7 @@ import copy
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import finished, runs_in_order
@@ -63,6 +64,8 @@ class keep_state(contextlib.ContextDecorator):
                 "@keep_state(model, optimizer) above the function that takes the step."
             )
         self._model, self._chosen = model, optimizer
+        # The copies of this object share the list.
+        self._warned: list[bool] = []
 
     def _recreate_cm(self) -> keep_state:
         # Several threads may call a decorated function at the same time, one for each replica.
@@ -85,12 +88,20 @@ class keep_state(contextlib.ContextDecorator):
                 "keep_state(model, optimizer), or compile the model with it first."
             )
         self._optimizer = optimizer
+        self._steps = self._steps_called()
         self._skipped = tf.identity(self._optimizer.skipped_steps)
         return self
 
     def __exit__(self, error: Any, *others: object) -> None:
         # In eager mode a step that reports a stall raises an error after it was counted.
         can_restore = error is None or (tf.executing_eagerly() and not replicas.several_replicas())
+        if error is None and self._steps_called() == self._steps and not self._warned:
+            self._warned.append(True)
+            logging.warning(
+                "keep_state() restored nothing, because its optimizer %r took no step inside. Pass the optimizer that "
+                "takes the step, and decorate the function that takes it.",
+                self._optimizer,
+            )
         if not can_restore or not self._variables:
             return
         skipped, pairs = self._optimizer.skipped_steps > self._skipped, list(zip(self._variables, self._values))
@@ -103,6 +114,11 @@ class keep_state(contextlib.ContextDecorator):
                 variable.assign(tf.where(skipped, value, variable))
         else:
             _restore_if(skipped, pairs)
+
+    def _steps_called(self) -> int:
+        """Return how many steps were taken or traced so far."""
+        loss_scale = getattr(self._optimizer, "_loss_scale", self._optimizer)
+        return vars(loss_scale).get("_steps_called", 0)
 
 
 def state_of(model: Any) -> list[Any]:

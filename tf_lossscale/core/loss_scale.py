@@ -89,6 +89,9 @@ class LossScale(Variables):
     def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
         """Divide the gradients of a scaled loss by the scale.
 
+        If several steps use gradients of the same scale, unscale all of them before the first step, which may change
+        the scale.
+
         >>> [g.numpy().item() for g in FixedLossScale(8.0).unscale([tf.constant(24.0)])]
         [3.0]
 
@@ -151,6 +154,8 @@ class LossScale(Variables):
             raise replicas.not_in_replica_context("step")
         if jit_compile and (tf.executing_eagerly() or not runs_in_order()):
             raise ValueError("step(jit_compile=True) must be called inside a tf.function.")
+        # `keep_state` asks whether a step was taken or traced.
+        self.__dict__["_steps_called"] = vars(self).get("_steps_called", 0) + 1
         gradients, functions = list(gradients), (apply, skip or (lambda: None), observe)
         with replicas.explaining_refused_merge_calls():
             if aggregate:

@@ -66,8 +66,11 @@ class Variables(tf.Module):
     def variables(self) -> tuple[tf.Variable, ...]:
         """The variables in the current graph that checkpoints include, and those that are attributes of a subclass."""
         tracked = tuple(self._tracked().values())
-        lazy = {id(each) for each in (*tracked, *self._all().values())}
-        own = [each for each in super().variables if id(each) not in lazy]
+        # tf.Module also finds the variables that checkpoints do not contain, here and in loss scales inside this one.
+        inside = [each for each in self.submodules if isinstance(each, Variables)]
+        untracked = [variable for each in inside for variable in each._untracked()]
+        hidden = {id(each) for each in (*self._all().values(), *untracked)}
+        own = [each for each in super().variables if id(each) not in hidden]
         # tf.Module sorts by the names of attributes. Keras's files find a value by its position, so the order must not
         # change if an attribute is renamed.
         position = {id(value): i for i, value in enumerate(vars(self).values())}
@@ -76,6 +79,9 @@ class Variables(tf.Module):
     def _tracked(self) -> dict[str, tf.Variable]:
         made = self._all()
         return {name: made[name] for name in self._tracked_names if name in made}
+
+    def _untracked(self) -> list[tf.Variable]:
+        return [variable for name, variable in self._all().items() if name not in self._tracked_names]
 
     def _all(self) -> dict[str, tf.Variable]:
         graph = _graph_of_variables()

@@ -413,9 +413,9 @@ def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
 def _warn_of_other_rule(loss_scale: Any, rule: list[Any], saved: list[Any]) -> None:
     own, others = ([tuple(each.shape) for each in some] for some in (rule, saved))
     logging.warning(
-        "The file has %s after the inner optimizer's values, which do not fit this %s, whose own variables have the "
-        "shapes %s. They are not loaded.",
-        *(f"values of the shapes {others}" if others else "nothing", type(loss_scale).__name__, own),
+        "The state of the loss scale %s is not loaded: its own variables have the shapes %s, but the file has %s after "
+        "the inner optimizer's values.",
+        *(type(loss_scale).__name__, own, f"values of the shapes {others}" if others else "nothing"),
     )
 
 

@@ -138,7 +138,7 @@ class Configurable(Parts):
             logging.warning(
                 "A config cannot contain the rule of the loss scale %s. An optimizer that is "
                 "created from this config, for example in a loaded model, has a %s loss scale without this rule. For a "
-                "class of your own, define get_config() and from_config(), and register the class with Keras. Or load "
+                "class of your own, define get_config(), and register the class with Keras. Or load "
                 "the model with compile=False, compile it with a new optimizer and loss scale, and restore a "
                 "tf.train.Checkpoint.",
                 type(getattr(scale, "_manager", scale)).__name__,
@@ -288,7 +288,7 @@ class Configurable(Parts):
         """Return whether arrays match the loss scale's variables in shape and kind of dtype. Slots do not match."""
         arrays, variables = [np.asarray(value) for value in values], self._loss_scale.variables
         return [(array.shape, array.dtype.kind) for array in arrays] == [
-            (tuple(variable.shape), variable.dtype.as_numpy_dtype().dtype.kind) for variable in variables
+            (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype).kind) for variable in variables
         ]
 
     def __copy__(self) -> Any:
