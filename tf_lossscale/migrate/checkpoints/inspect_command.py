@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tf_lossscale.migrate.checkpoints.matching import with_owners
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Tensor
 
 _EXIT_CODES = """\
@@ -31,11 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `tf-lossscale inspect`."""
     from tf_lossscale.migrate.checkpoints.read import read
 
-    file = read(arguments.path)
+    shown = describe(read(arguments.path))
     if arguments.json:
-        print(json.dumps(describe(file), indent=1, allow_nan=False))
+        print(json.dumps(shown, indent=1, allow_nan=False))
     else:
-        _print_tables(file)
+        _print_tables(shown)
     return 0
 
 
@@ -46,12 +45,12 @@ def describe(file: File) -> dict[str, Any]:
         "path": file.path,
         "kind": file.kind,
         "written_by": file.writer,
-        "optimizers": [_optimizer(each, file) for each in file.optimizers],
+        "optimizers": [_optimizer(each) for each in file.optimizers],
         "variables": [_tensor(each) for each in file.variables],
     }
 
 
-def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     return {
         "path": optimizer.path,
         "library": optimizer.family,
@@ -63,11 +62,8 @@ def _optimizer(optimizer: Optimizer, file: File) -> dict[str, Any]:
         "learning_rate": _number(optimizer.learning_rate),
         "hyperparameters": {name: _number(value) for name, value in optimizer.hyperparameters.items()},
         "slots": {
-            slot: [
-                {"variable": owner.path if owner else None, **_tensor(tensor)}
-                for tensor, owner in with_owners(each, file, file.ordered_variables)
-            ]
-            for slot, each in optimizer.slots.items()
+            name: [{"variable": owner.path if owner else None, **_tensor(tensor)} for tensor, owner in slots]
+            for name, slots in optimizer.slots.items()
         },
     }
 
@@ -80,15 +76,20 @@ def _number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _print_tables(file: File) -> None:
-    _print_table([("file", file.path), ("kind", file.kind), ("written by", file.writer)])
-    for optimizer in file.optimizers:
+def _print_tables(shown: dict[str, Any]) -> None:
+    _print_table([("file", shown["path"]), ("kind", shown["kind"]), ("written by", shown["written_by"])])
+    for optimizer in shown["optimizers"]:
         print()
         _print_table(_rows(optimizer))
-    if not file.optimizers:
+    if not shown["optimizers"]:
         print("\nno optimizer")
     print()
-    _print_table([("variable", "shape", "dtype", "slots"), *_variables(file)])
+    slots = [(name, slot) for each in shown["optimizers"] for name, slots in each["slots"].items() for slot in slots]
+    rows = [(each["path"], each, [n for n, s in slots if s["variable"] == each["path"]]) for each in shown["variables"]]
+    # A slot whose variable is unknown has its own row.
+    rows += [(slot["name"] or slot["path"], slot, [name]) for name, slot in slots if slot["variable"] is None]
+    table = [(name, str(tuple(each["shape"])), each["dtype"], ", ".join(of)) for name, each, of in rows]
+    _print_table([("variable", "shape", "dtype", "slots"), *table])
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -97,35 +98,19 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
 
-def _rows(optimizer: Optimizer) -> list[tuple[str, str]]:
-    name = f"{optimizer.name or 'of an unknown class'} of {LIBRARIES[optimizer.family]}"
-    there = [
-        ("optimizer", f"{optimizer.path}: {name}" if optimizer.path else name),
-        ("wrapped in", optimizer.wrapper or "nothing"),
-        ("loss scale", _or_missing(optimizer.scale_state.get("loss_scale"))),
-        ("counter", _or_missing(optimizer.scale_state.get("dynamic_counter"))),
-        ("iterations", _or_missing(optimizer.iterations)),
-        ("learning rate", _or_missing(optimizer.learning_rate)),
+def _rows(optimizer: dict[str, Any]) -> list[tuple[str, str]]:
+    name = f"{optimizer['class'] or 'of an unknown class'} of {LIBRARIES[optimizer['library']]}"
+    slots = ", ".join(f"{slot} ({len(each)})" for slot, each in optimizer["slots"].items())
+    of_scale = {key: optimizer[key] for key in ("loss_scale", "counter") if optimizer["wrapper"]}
+    numbers = {**of_scale, **{key: optimizer[key] for key in ("iterations", "learning_rate")}}
+    numbers = {key.replace("_", " "): value for key, value in numbers.items()} | optimizer["hyperparameters"]
+    return [
+        ("optimizer", f"{optimizer['path']}: {name}" if optimizer["path"] else name),
+        ("wrapped in", optimizer["wrapper"] or "nothing"),
+        *((key, _or_missing(value)) for key, value in numbers.items()),
+        ("slots", slots or "none"),
     ]
-    there += [(name, _or_missing(value)) for name, value in optimizer.hyperparameters.items()]
-    there += [("slots", ", ".join(f"{slot} ({len(each)})" for slot, each in optimizer.slots.items()) or "none")]
-    return there if optimizer.wrapper else [row for row in there if row[0] not in ("loss scale", "counter")]
 
 
-def _or_missing(value: float | None) -> str:
+def _or_missing(value: float | str | None) -> str:
     return "not in the file" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _variables(file: File) -> list[tuple[str, ...]]:
-    """Return a row for each variable, with its slots. A slot whose variable is unknown has its own row."""
-    slots_of: dict[str, list[str]] = {}
-    of_nobody = []
-    for optimizer in file.optimizers:
-        for slot, each in optimizer.slots.items():
-            for tensor, owner in with_owners(each, file, file.ordered_variables):
-                if owner is None:
-                    of_nobody.append((tensor.name or tensor.path, str(tensor.shape), tensor.dtype, slot))
-                else:
-                    slots_of.setdefault(owner.path, []).append(slot)
-    rows = [(v.path, str(v.shape), v.dtype, ", ".join(slots_of.get(v.path, []))) for v in file.variables]
-    return [*rows, *of_nobody]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale.core.rules import KEYWORDS
-from tf_lossscale.migrate.checkpoints import matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, Optimizer, Slot, Tensor
 from tf_lossscale.wrapper.saving import STATE, from_tf23
@@ -85,7 +84,4 @@ def fill(
     for group in groups if stored else ():
         part, stored = stored[: count * len(group)], stored[count * len(group) :]
         for i, slot in enumerate(group):
-            optimizer.slots[slot] = [
-                Slot(tensor, (owners or {}).get(id(tensor)) or matching.named_in(tensor, variables))
-                for tensor in part[i :: len(group)]
-            ]
+            optimizer.slots[slot] = [Slot(tensor, (owners or {}).get(id(tensor))) for tensor in part[i :: len(group)]]

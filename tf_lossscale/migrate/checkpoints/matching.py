@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from tf_lossscale.migrate.checkpoints.saved import File, Slot, Tensor
+from tf_lossscale.migrate.checkpoints.saved import File, Tensor
 
 
 def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
@@ -44,28 +44,6 @@ def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
         return []
     order = _listed([(tensor.path, tensor.shape) for tensor, _ in matched])
     return [f"The variables have other names in the file, so they were matched by order: {order}."]
-
-
-def with_owners(slots: Sequence[Slot], file: File, known: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each slot's tensor together with its variable, or with None if that variable is unknown."""
-    by_order = known if len(known) == len(slots) else [None] * len(slots)
-    for (tensor, owner), other in zip(slots, by_order):
-        owner = owner or named_in(tensor, file.variables)
-        fits = other is not None and other.shape == tensor.shape
-        yield tensor, owner or (other if fits else None)
-
-
-def named_in(slot: Tensor, variables: Sequence[Tensor]) -> Tensor | None:
-    """Return the only variable whose name is part of a slot's name, such as `Adam/m/dense/kernel`, or None."""
-
-    def parts(name: str) -> str:
-        # Keras 3 joins the parts of a variable's name with underscores.
-        return f"_{name.replace('/', '_')}_"
-
-    named = [each for each in variables if each.shape == slot.shape and parts(each.name) in parts(slot.name)]
-    longest = max((len(each.name) for each in named), default=0)
-    named = [each for each in named if len(each.name) == longest]
-    return named[0] if len(named) == 1 else None
 
 
 def name_of(variable: Any) -> str:

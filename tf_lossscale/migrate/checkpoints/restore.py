@@ -198,9 +198,9 @@ def _slots(
         if slot not in slot_names.ATTRIBUTES[kind]:
             lost[f"the slots {slot}"] = None
             continue
-        named = [owner for _, owner in matching.with_owners(each, file, [])]
-        for (tensor, owner), sure in zip(matching.with_owners(each, file, trained), named):
-            if owner is None:
+        for (tensor, sure), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
+            owner = sure or other
+            if owner is None or (sure is None and owner.shape != tensor.shape):
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
                     "all variables that the optimizer trained, in the order in which they were passed to its build()."

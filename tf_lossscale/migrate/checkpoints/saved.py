@@ -55,7 +55,7 @@ class Slot(NamedTuple):
     """A tensor that an optimizer keeps for one trained variable, for example its momentum."""
 
     tensor: Tensor
-    #: The trained variable, or None if it is unknown. Then the variable is looked up by the tensor's name.
+    #: The trained variable. If a reader leaves it as None, `File` looks for the variable by the tensor's name.
     owner: Tensor | None
 
 
@@ -122,10 +122,22 @@ class File:
     #: What a user of `restore` has to know about the source.
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    @property
-    def ordered_variables(self) -> list[Tensor]:
-        """The variables in Keras's order, or an empty list if the file does not tell the order."""
-        return self.variables if self.order_is_known else []
+    def __post_init__(self) -> None:
+        for optimizer in self.optimizers:
+            for name, slots in optimizer.slots.items():
+                optimizer.slots[name] = [Slot(each, owner or self._named_in(each)) for each, owner in slots]
+
+    def _named_in(self, slot: Tensor) -> Tensor | None:
+        """Return the only variable whose name is part of a slot's name, such as `Adam/m/dense/kernel`, or None."""
+
+        def parts(name: str) -> str:
+            # Keras 3 joins the parts of a variable's name with underscores.
+            return f"_{name.replace('/', '_')}_"
+
+        named = [each for each in self.variables if each.shape == slot.shape and parts(each.name) in parts(slot.name)]
+        longest = max((len(each.name) for each in named), default=0)
+        named = [each for each in named if len(each.name) == longest]
+        return named[0] if len(named) == 1 else None
 
 
 @contextlib.contextmanager
