@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import re
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer, Slot, Tensor, explaining_damage, scale_values
+from tf_lossscale.migrate.checkpoints.saved import (
+    LIBRARIES,
+    File,
+    Optimizer,
+    Slot,
+    Tensor,
+    explaining_damage,
+    scale_values,
+)
 from tf_lossscale.migrate.checkpoints.savers import last_part
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -23,13 +31,6 @@ _CLASS_BY_SLOT = {
     "m": "SGD",
 }
 _OF_TF22 = "LossScaleOptimizer of 1.14 to 2.2"
-# Maps each library to the versions that write its optimizers into checkpoints.
-_WRITERS = {
-    "tf1": "TensorFlow 1.13 to 2 (tf.compat.v1.train optimizer)",
-    "tf_keras_legacy": "TensorFlow 2.0 to 2.15, or tf_keras legacy",
-    "tf_keras": "TensorFlow 2.11 to 2.15, or tf_keras",
-    "keras3": "Keras 3",
-}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
@@ -52,10 +53,9 @@ def parse(serialized: bytes) -> Any:
 
 
 def _writer(optimizers: list[Optimizer]) -> str:
-    families = {optimizer.family for optimizer in optimizers}
     if any(optimizer.wrapper == _OF_TF22 for optimizer in optimizers):
         return "TensorFlow 1.14 to 2.2 (tf.keras)"
-    return next((writer for family, writer in _WRITERS.items() if family in families), "TensorFlow")
+    return LIBRARIES[optimizers[0].family] if optimizers else "TensorFlow"
 
 
 class _Graph:
@@ -73,9 +73,8 @@ class _Graph:
 
     def _shortest_paths(self) -> dict[int, str]:
         paths = {0: ""}
-        waiting = collections.deque([0])
-        while waiting:
-            node = waiting.popleft()
+        # The loop also visits the nodes that it adds to the list.
+        for node in (waiting := [0]):
             for name, child in self._children[node].items():
                 if child not in paths:
                     paths[child] = f"{paths[node]}/{name}".lstrip("/")
@@ -164,14 +163,11 @@ class _Graph:
         made.scale_state = scale_values(lambda name: self._number(of_scale, name))
 
     def _descendants(self, node: int) -> set[int]:
-        seen, waiting = set(), [node]
-        while waiting:
-            each = waiting.pop()
-            if each not in seen:
-                seen.add(each)
-                waiting += self._children[each].values()
-                waiting += [slot.slot_variable_node_id for slot in self._nodes[each].slot_variables]
-        return seen
+        def parts(each: int) -> list[int]:
+            slots = [slot.slot_variable_node_id for slot in self._nodes[each].slot_variables]
+            return [*self._children[each].values(), *slots]
+
+        return {*_reached(node, parts)}
 
     def _with_slot_variables(self, node: int, family: str) -> Optimizer:
         """Read an optimizer from TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras.optimizers.legacy."""
@@ -193,8 +189,8 @@ class _Graph:
         of_tf1 = family == "tf1"
         if of_tf1:
             slots = slot_names.of_tf1(slots)
-            steps = slot_names.steps_of_powers(powers)
-            iterations = self._number(0, "global_step") if steps is None else steps
+            steps, is_exact = slot_names.steps_of_powers(powers)
+            iterations = steps if is_exact else self._number(0, "global_step")
         slot_variables = [slot.tensor.name for each in slots.values() for slot in each]
         names = [slot_names.today(last_part(each)) for each in slot_variables] if of_tf1 else names or slot_variables
         name = slot_names.class_of(set(slots), names, is_nadam="momentum_cache" in hyper)
@@ -260,13 +256,21 @@ class _Graph:
         As in Keras, a layer's own variables precede the variables of its sublayers. Among a layer's own variables,
         those in `listed`, which a Keras 3 optimizer trains, come first.
         """
-        order: dict[int, None] = {}
-        waiting = [0]
-        while waiting:
-            node = waiting.pop()
-            if node not in order and node not in own:
-                order[node] = None
-                parts = list(self._children[node].values())
-                parts.sort(key=lambda part: (self._attribute(part) is None, part not in listed))
-                waiting += reversed(parts)
-        return order
+
+        def parts(node: int) -> list[int]:
+            children = self._children[node].values()
+            return sorted(children, key=lambda part: (self._attribute(part) is None, part not in listed))
+
+        return _reached(0, parts, own)
+
+
+def _reached(start: int, parts: Callable[[int], list[int]], without: Collection[int] = ()) -> dict[int, None]:
+    """Return the nodes that can be reached without passing through some nodes, in the order of a depth-first search."""
+    order: dict[int, None] = {}
+    waiting = [start]
+    while waiting:
+        node = waiting.pop()
+        if node not in order and node not in without:
+            order[node] = None
+            waiting += reversed(parts(node))
+    return order

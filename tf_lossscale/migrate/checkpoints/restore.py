@@ -258,17 +258,16 @@ def _steps(file: File, saved: Optimizer, target: Target, notes: Notes) -> int | 
     """Return the saved step count. Compute it from the powers of the betas if the file contains them."""
     if "beta1_power" in saved.powers:
         betas = (target.number("beta_1"), target.number("beta_2"))
-        steps = slot_names.steps_of_powers(saved.powers, betas)
-        if steps is not None:
-            return steps
-        fewest = slot_names.fewest_steps(saved.powers, betas)
-        if fewest is not None and (saved.iterations or 0) < fewest:
+        steps, is_exact = slot_names.steps_of_powers(saved.powers, betas)
+        if steps is not None and not is_exact and (saved.iterations or 0) < steps:
             notes.texts.append(
                 f"The file does not hold the step count, and beta1_power and beta2_power are too small to compute it. "
-                f"The optimizer continues from step {fewest}, which gives the same steps with a constant learning "
+                f"The optimizer continues from step {steps}, which gives the same steps with a constant learning "
                 "rate. For a learning rate schedule, assign the true step count to `optimizer.iterations`."
             )
-            return fewest
+            return steps
+        if is_exact:
+            return steps
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
         raise ValueError(
             f"{file.path}: the file has several Adam optimizers, each with a beta1_power, but does not say which "

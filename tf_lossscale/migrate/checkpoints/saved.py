@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Maps each value of `Optimizer.family` to the library name shown in messages.
+# Maps each value of `Optimizer.family` to the libraries that write such an optimizer, as messages show them.
 LIBRARIES = {
     "keras3": "Keras 3",
-    "tf_keras": "tf_keras",
-    "tf_keras_legacy": "TensorFlow 2, or tf_keras.optimizers.legacy",
-    "tf1": "TensorFlow 1",
+    "tf_keras": "TensorFlow 2.11 to 2.15, or tf_keras",
+    "tf_keras_legacy": "TensorFlow 2.0 to 2.15, or tf_keras legacy",
+    "tf1": "TensorFlow 1.13 to 2 (tf.compat.v1.train)",
 }
 
 #: Maps each value of a dynamic loss scale, by its key in `LossScale.state()`, to the names that it has had.

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, File, Optimizer, Slot, Tensor, scale_values
+from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, SCALE_NAMES, File, Optimizer, Slot, Tensor, scale_values
 
 _POWERS = ("beta1_power", "beta2_power")
 _STATE = {*_POWERS, *(name for names in SCALE_NAMES.values() for name in names)}
@@ -32,7 +32,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
         _state(each, state, tensors)
     slots = {slot.tensor.name for each in optimizers for several in each.slots.values() for slot in several}
     variables = [each for name, each in tensors.items() if name not in slots and name not in state]
-    writer = "TensorFlow 1.x (tf.train.Saver)" if optimizers else "tf.train.Saver"
+    writer = LIBRARIES["tf1"] if optimizers else "TensorFlow"
     return File(path, "tf.compat.v1.train.Saver", writer, variables, optimizers)
 
 
@@ -73,11 +73,12 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     # say which of them belongs to which optimizer.
     agreed = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
     optimizer.powers = {name: value for name, value in agreed.items() if name.endswith("_power")}
-    step = tensors.get("global_step")
-    optimizer.iterations = slot_names.steps_of_powers(optimizer.powers)
-    of_several = any(len(each) > 1 for name, each in values.items() if name.endswith("_power"))
-    if optimizer.iterations is None and step is not None and not of_several:
-        optimizer.iterations = int(step.value())
+    steps, is_exact = slot_names.steps_of_powers(optimizer.powers)
+    differ = any(len(each) > 1 for name, each in values.items() if name in _POWERS)
+    if is_exact:
+        optimizer.iterations = steps
+    elif "global_step" in tensors and not differ:
+        optimizer.iterations = int(tensors["global_step"].value())
     optimizer.others = [name for name in state if last_part(name) not in {*agreed, *_POWERS}]
     optimizer.scale_state = scale_values(agreed.get)
     if optimizer.scale_state:

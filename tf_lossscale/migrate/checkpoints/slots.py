@@ -127,30 +127,24 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
     # tf_keras's SGD creates its momentum slots even if the momentum is 0.
     config = {**config, "momentum": True} if name == "SGD" and family == "tf_keras" else config
     slots = [slot for slot in ATTRIBUTES[name] if slot not in OPTIONAL or config.get(OPTIONAL[slot])]
-    own = [slot for slot in slots if slot not in _OF_ANY_CLASS]
-    if name == "Ftrl" if family == "tf_keras_legacy" else name != "RMSprop":
-        together = [tuple(slot for slot in own if slot != "vhat")]
-        own = ["vhat"] if "vhat" in own else []
-    else:
-        together = []
-    of_any = [(slot,) for slot in slots if slot in _OF_ANY_CLASS]
-    return [group for group in (*of_any, *together, *((slot,) for slot in own)) if group]
+    interleaved = name == "Ftrl" if family == "tf_keras_legacy" else name != "RMSprop"
+    of_any, own = ([slot for slot in slots if (slot in _OF_ANY_CLASS) == each] for each in (True, False))
+    together = tuple(slot for slot in own if interleaved and slot != "vhat")
+    alone = [slot for slot in own if slot not in together]
+    return [group for group in (*zip(of_any), together, *zip(alone)) if group]
 
 
-def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Compute the step count of TensorFlow 1's Adam from the powers of its betas."""
-    for power, beta in zip((powers.get("beta2_power"), powers.get("beta1_power")), reversed(betas)):
-        if power is not None and _SMALLEST_POWER < power < 1.0 and 0.0 < beta < 1.0:
-            return round(math.log(power) / math.log(beta)) - 1
-    return None
+def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> tuple[int | None, bool]:
+    """Compute the step count of TensorFlow 1's Adam from the powers of its betas.
 
-
-def fewest_steps(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> int | None:
-    """Compute a lower bound of the step count of TensorFlow 1's Adam, for powers from which it cannot be computed."""
-    small = [0.0 <= powers.get(name, 1.0) <= _SMALLEST_POWER for name in ("beta1_power", "beta2_power")]
-    if not all(small):
-        return None
-    return max((math.ceil(math.log(_SMALLEST_POWER) / math.log(beta)) for beta in betas if 0.0 < beta < 1.0), default=1)
+    Returns the step count, and whether it is exact. It is a lower bound if the powers are too small to compute it.
+    """
+    for beta, name in sorted(zip(betas, ("beta1_power", "beta2_power")), reverse=True):
+        power = powers.get(name, 1.0)
+        if 0.0 <= power < 1.0 and 0.0 < beta < 1.0:
+            steps = round(math.log(max(power, _SMALLEST_POWER)) / math.log(beta)) - 1
+            return steps, power > _SMALLEST_POWER
+    return None, False
 
 
 def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:
