@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import listed
+from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import (
     File,
     Optimizer,
+    Slot,
     Tensor,
     UnreadableError,
     explaining_damage,
@@ -37,7 +39,7 @@ def read(path: str) -> File:
     with explaining_damage(path, "optimizer_weights"):
         if optimizers and "optimizer_weights" in file:
             stored = _tensors(path, file["optimizer_weights"])
-            listed.fill(optimizers[0], _without_scale(optimizers[0], stored), optimizers[0].name, variables)
+            _fill(optimizers[0], _without_scale(optimizers[0], stored), variables)
     writer = f"Keras {version}" if version.startswith("3.") else f"TensorFlow or tf_keras, Keras {version}"
     return File(path, ".h5", writer, variables, optimizers)
 
@@ -60,6 +62,27 @@ def _without_scale(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
         # Keras 3's own wrapper saves a step count and a learning rate that it does not use.
         stored = stored[2:]
     return [tensor for tensor in stored if tensor not in of_scale.values()]
+
+
+def _fill(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
+    """Store an optimizer's variables as its step count and slots. Their order shows which variable is which."""
+    if stored and not stored[0].shape:
+        optimizer.iterations = int(stored[0].value())
+        stored = stored[1:]
+    if stored and not stored[0].shape and optimizer.family == "keras3":
+        # Skip the learning rate, which is also in the config.
+        stored = stored[1:]
+    if optimizer.name == "Nadam":
+        # Skip the product of momenta, which `restore` computes from the step count.
+        stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
+    groups = slot_names.order_in_lists(optimizer.name, optimizer.family, optimizer.hyperparameters)
+    count, left = divmod(len(stored), sum(map(len, groups)) or 1)
+    if left or not groups:
+        groups, count = [("variables",)], len(stored)
+    for group in groups if stored else ():
+        part, stored = stored[: count * len(group)], stored[count * len(group) :]
+        for i, slot in enumerate(group):
+            optimizer.slots[slot] = [Slot(tensor, None) for tensor in part[i :: len(group)]]
 
 
 def _h5(path: str) -> Any:

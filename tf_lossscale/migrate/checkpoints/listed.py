@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tf_lossscale.core.rules import KEYWORDS
-from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, Optimizer, Slot, Tensor
+from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, Optimizer
 from tf_lossscale.wrapper.saving import STATE, from_tf23
 
 
@@ -57,31 +55,3 @@ def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
 def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
     values = {name: np.asarray(value) for name, value in settings.items() if not isinstance(value, (dict, list))}
     return {name: value.item() for name, value in values.items() if not value.shape and value.dtype.kind in "biuf"}
-
-
-def fill(
-    optimizer: Optimizer,
-    stored: list[Tensor],
-    kind: str | None,
-    variables: list[Tensor],
-    owners: Mapping[int, Tensor] | None = None,
-) -> None:
-    """Store an optimizer's variables as its step count and slots. Their order shows which variable is which."""
-    if stored and not stored[0].shape:
-        optimizer.iterations = int(stored[0].value())
-        stored = stored[1:]
-    if stored and not stored[0].shape and optimizer.family == "keras3":
-        # Skip the learning rate, which is also in the config.
-        stored = stored[1:]
-    if kind == "Nadam":
-        # Skip the product of momenta, which `restore` computes from the step count.
-        stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
-    groups = slot_names.order_in_lists(kind, optimizer.family, optimizer.hyperparameters)
-    count = len(stored) // (sum(map(len, groups)) or 1)
-    if not groups or len(stored) != count * sum(map(len, groups)):
-        optimizer.slots = {"variables": [Slot(tensor, None) for tensor in stored]} if stored else {}
-        return
-    for group in groups if stored else ():
-        part, stored = stored[: count * len(group)], stored[count * len(group) :]
-        for i, slot in enumerate(group):
-            optimizer.slots[slot] = [Slot(tensor, (owners or {}).get(id(tensor))) for tensor in part[i :: len(group)]]

@@ -239,13 +239,13 @@ def _places(
     places: dict[int, tuple[Any, Any]] = {}
     missing: dict[str, None] = {}
     for slot, variable, value in slots:
-        try:
-            place = target.slot(variable, slot, slot_names.ATTRIBUTES[kind][slot])
-        except KeyError as error:
+        key = target.key(variable)
+        if key is None:
             raise ValueError(
                 f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
                 "into a new optimizer, or pass the variables that this one was built for."
-            ) from error
+            )
+        place = target.slots(slot, slot_names.ATTRIBUTES[kind][slot]).get(key)
         if place is None:
             missing[f"the slots {slot}"] = None
         else:

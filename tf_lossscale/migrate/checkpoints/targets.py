@@ -61,14 +61,21 @@ class Target:
         variables = self.inner.variables
         return list(variables() if callable(variables) else variables)
 
-    def slot(self, variable: Any, name: str, attribute: str) -> Any:
-        """Return a variable's slot. If the slot does not exist, return None."""
-        del name
-        slots = getattr(self.inner, attribute, None)
-        return slots[self._index(variable)] if slots else None
+    def key(self, variable: Any) -> Any:
+        """Return the key of a variable's slots in `slots`, or None if the optimizer was not built for the variable."""
+        try:
+            return self._key(variable)
+        # The variable may also be from another library.
+        except (AttributeError, KeyError):
+            return None
 
-    def _index(self, variable: Any) -> int:
-        return int(self.inner._get_variable_index(variable))
+    def _key(self, variable: Any) -> Any:
+        return self.inner._get_variable_index(variable)
+
+    def slots(self, name: str, attribute: str) -> dict[Any, Any]:
+        """Return all slots of one kind."""
+        del name
+        return dict(enumerate(getattr(self.inner, attribute, None) or ()))
 
     def iterations(self) -> Any:
         """Return the variable with the step count. With gradient accumulation in Keras 3, it counts micro-steps."""
@@ -99,17 +106,21 @@ class Target:
 
 
 class _TfKeras(Target):
-    def _index(self, variable: Any) -> int:
-        return int(self.inner._index_dict[self.inner._var_key(variable)])
+    def _key(self, variable: Any) -> Any:
+        return self.inner._index_dict[self.inner._var_key(variable)]
 
 
 class _Legacy(Target):
     slots_are_lists = False
     nadam_product = ("_m_cache", 0.004)
 
-    def slot(self, variable: Any, name: str, attribute: str) -> Any:
+    def _key(self, variable: Any) -> Any:
+        key = variable._unique_id
+        return key if key in self.inner._slots or not self.inner._slots else None
+
+    def slots(self, name: str, attribute: str) -> dict[Any, Any]:
         del attribute
-        return self.inner.get_slot(variable, name) if name in self.inner.get_slot_names() else None
+        return {key: slots[name] for key, slots in self.inner._slots.items() if name in slots}
 
     def iterations(self) -> Any:
         return self.inner.iterations
