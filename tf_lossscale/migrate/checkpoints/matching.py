@@ -9,41 +9,34 @@ from typing import Any
 from tf_lossscale.migrate.checkpoints.saved import File, Tensor
 
 
-def pairs(file: File, variables: Any) -> list[tuple[Tensor, Any]]:
-    """Pair each of the user's variables with a variable in the file.
+def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[str]]:
+    """Pair each of the user's variables with a variable in the file. Return the pairs and notes about them.
 
     The variables in a list are matched by name if the file contains each name exactly once. Otherwise they are matched
     by their order, if the shapes agree and the file tells the order of variables that have the same shape.
     """
     if isinstance(variables, Mapping):
-        return [(_named(file, name, variable), variable) for name, variable in variables.items()]
-    variables = list(variables)
-    by_names = _by_names(file.variables, variables)
-    matched = by_names or _by_order(file.variables, variables)
-    if by_names is None and matched and not file.order_is_known and _alike(matched):
-        raise ValueError(
-            f"{file.path}: `variables` cannot be matched with the file's variables. Their names differ, and the file "
-            f"does not tell the order of the variables that have the same shape: {_listed(_alike(matched))}. Pass a "
-            "dict {name in the file: variable}, in the order in which the variables were passed to the optimizer's "
-            "build()."
-        )
+        return [(_named(file, name, variable), variable) for name, variable in variables.items()], []
+    matched = _by_names(file.variables, variables)
+    if matched is not None:
+        return list(zip(matched, variables)), []
+    matched = _by_order(file.variables, variables)
     if matched is None:
         raise ValueError(
             f"{file.path}: `variables` matches the file's variables neither by name nor by order and shape. The file "
             f"has: {_listed([(t.path, t.shape) for t in file.variables])}. `variables` has: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
         )
-    return list(zip(matched, variables))
-
-
-def notes(matched: list[tuple[Tensor, Any]]) -> list[str]:
-    """Return a list that contains one note if variables of the same shape were matched only by their order."""
-    unnamed = [tensor for tensor, variable in matched if not _same_name(tensor, name_of(variable))]
-    shapes = [tensor.shape for tensor, _ in matched]
-    if not any(shapes.count(tensor.shape) > 1 for tensor in unnamed):
-        return []
-    order = _listed([(tensor.path, tensor.shape) for tensor, _ in matched])
-    return [f"The variables have other names in the file, so they were matched by order: {order}."]
+    shapes = collections.Counter(tensor.shape for tensor in matched)
+    alike = [(tensor.path, tensor.shape) for tensor in matched if shapes[tensor.shape] > 1]
+    if alike and not file.order_is_known:
+        raise ValueError(
+            f"{file.path}: `variables` cannot be matched with the file's variables. Their names differ, and the file "
+            f"does not tell the order of the variables that have the same shape: {_listed(alike)}. Pass a dict {{name "
+            "in the file: variable}, in the order in which the variables were passed to the optimizer's build()."
+        )
+    note = f"Not every variable's name is in the file exactly once, so these were matched by order: {_listed(alike)}."
+    return list(zip(matched, variables)), [note] if alike else []
 
 
 def name_of(variable: Any) -> str:
@@ -90,12 +83,6 @@ def _by_order(tensors: list[Tensor], variables: list[Any]) -> list[Tensor] | Non
         if [tensor.shape for tensor in candidates] == [tuple(variable.shape) for variable in variables]:
             return list(candidates)
     return None
-
-
-def _alike(tensors: list[Tensor]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the paths and shapes of the tensors whose shape another of them has as well."""
-    shapes = collections.Counter(tensor.shape for tensor in tensors)
-    return [(tensor.path, tensor.shape) for tensor in tensors if shapes[tensor.shape] > 1]
 
 
 def _listed(named: list[tuple[str, tuple[int, ...]]]) -> str:

@@ -28,14 +28,10 @@ class Notes:
 
     def all(self) -> tuple[str, ...]:
         """Return all notes."""
-        texts = list(self.texts)
-        if self.lost:
-            what = "These values of the saved optimizer have no place in the new one and are not restored"
-            texts.append(f"{what}: {', '.join(self.lost)}.")
-        if self.unset:
-            what = "The saved optimizer has no value for these parts of the new one, which do not change"
-            texts.append(f"{what}: {', '.join(self.unset)}.")
-        return tuple(texts)
+        lost = "These values of the saved optimizer have no place in the new one and are not restored"
+        unset = "The saved optimizer has no value for these parts of the new one, which do not change"
+        listed = ((lost, self.lost), (unset, self.unset))
+        return (*self.texts, *(f"{what}: {', '.join(values)}." for what, values in listed if values))
 
     def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
         """Compare the classes, the hyperparameters and the learning rates."""

@@ -16,7 +16,7 @@ from tf_lossscale.migrate.checkpoints.saved import (
     explaining_damage,
     scale_values,
 )
-from tf_lossscale.migrate.checkpoints.savers import last_part
+from tf_lossscale.migrate.checkpoints.savers import MIXED_PRECISION, last_part
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 # tf_keras may omit the optimizer's name from the names of slot variables, which then begin with the slot's name. Maps
@@ -150,11 +150,10 @@ class _Graph:
             self._read |= {children[name] for name in ("_iterations", "_learning_rate") if name in children}
         elif "loss_scale" in children:
             of_scale = children["loss_scale"]
-            made.wrapper = {
-                "keras3": "tf_lossscale",
-                "tf1": "MixedPrecisionLossScaleOptimizer, or tf_lossscale",
-                "tf_keras_legacy": "LossScaleOptimizer" if inner == node else _OF_TF22,
-            }.get(made.family, "LossScaleOptimizer")
+            special = {"keras3": "tf_lossscale", "tf1": MIXED_PRECISION}
+            if inner != node:
+                special["tf_keras_legacy"] = _OF_TF22
+            made.wrapper = special.get(made.family, "LossScaleOptimizer")
             made.scale_is_fixed = not self._children[of_scale]
         else:
             if "base_optimizer" in children:

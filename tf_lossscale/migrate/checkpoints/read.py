@@ -116,10 +116,8 @@ def _require_complete(
     count = int(shards[0].name.rpartition("-")[2])
     if len(shards) != count:
         raise FileNotFoundError(f"{prefix}: {count - len(shards)} of its {count} data files are missing.")
-    needed = 0
-    for key, shape in shapes.items():
-        size = dtypes[key].size if dtypes[key].is_numpy_compatible and dtypes[key] != "string" else 0
-        needed += size * math.prod(shape)
+    # The size of a string is 0 in this sum.
+    needed = sum(dtypes[key].size * math.prod(shape) for key, shape in shapes.items())
     there = sum(shard.stat().st_size for shard in shards)
     if there < needed:
         raise UnreadableError(

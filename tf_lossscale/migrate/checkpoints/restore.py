@@ -101,8 +101,8 @@ def restore(
     saved = _chosen(file, name)
     kind = _class_of(file, saved, target.inner)
     saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
-    pairs = matching.pairs(file, variables)
-    notes = Notes([*file.notes, *matching.notes(pairs)])
+    pairs, of_pairs = matching.pairs(file, variables)
+    notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
     micro_steps = None if steps is None else _micro_steps(saved, steps, target, notes)
@@ -198,9 +198,9 @@ def _slots(
         if slot not in slot_names.ATTRIBUTES[kind]:
             lost[f"the slots {slot}"] = None
             continue
-        for (tensor, sure), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
-            owner = sure or other
-            if owner is None or (sure is None and owner.shape != tensor.shape):
+        for (tensor, named), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
+            owner = named or other
+            if owner is None or (named is None and owner.shape != tensor.shape):
                 raise ValueError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
                     "all variables that the optimizer trained, in the order in which they were passed to its build()."
@@ -214,14 +214,12 @@ def _slots(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
-            value = tensor.value()
-            if saved.of_tf1 and kind == "SGD":
-                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
-                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
-                # negative learning rate.
-                value = np.float32(-_learning_rate_now(inner)) * value
-            found.append((slot, variable, value))
-            if sure is None and [other.shape for other in trained].count(tensor.shape) > 1:
+            # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this sum
+            # from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the negative
+            # learning rate.
+            factor = np.float32(-_learning_rate_now(inner)) if saved.of_tf1 and kind == "SGD" else 1
+            found.append((slot, variable, factor * tensor.value()))
+            if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
                 by_order[matching.name_of(variable)] = None
     notes.lost += lost
     if by_order:

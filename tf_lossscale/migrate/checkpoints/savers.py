@@ -8,6 +8,7 @@ from typing import Any
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, SCALE_NAMES, File, Optimizer, Slot, Tensor, scale_values
 
+MIXED_PRECISION = "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
 _POWERS = ("beta1_power", "beta2_power")
 _STATE = {*_POWERS, *(name for names in SCALE_NAMES.values() for name in names)}
 
@@ -16,14 +17,14 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     """Read a checkpoint whose keys are the names of variables."""
     tensors = {name: tensor(name, name, name) for name in sorted(names)}
     state = {name: each for name, each in tensors.items() if last_part(name) in _STATE and not each.shape}
-    # For each optimizer's name, maps each variable's name to the (number, name) pairs of its slots.
-    owners: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for name in tensors:
-        of = _slot_of(name, tensors)
-        if of is not None and name not in state:
+    # Maps each optimizer's name and the number of a slot, as in `w0/Adam_1`, to the slots with this name and number.
+    found: dict[str, dict[int, list[Slot]]] = {}
+    for name, each in tensors.items():
+        of = None if name in state else _slot_of(name, tensors)
+        if of is not None:
             variable, optimizer, number = of
-            owners.setdefault(optimizer, {}).setdefault(variable, []).append((number, name))
-    optimizers = [_optimizer(*each, tensors) for each in owners.items()]
+            found.setdefault(optimizer, {}).setdefault(number, []).append(Slot(each, tensors[variable]))
+    optimizers = [_optimizer(*each) for each in found.items()]
     scaled = any(last_part(name) in SCALE_NAMES["loss_scale"] for name in state)
     # An optimizer without slots leaves nothing in the file except its loss scale.
     if scaled and not optimizers:
@@ -41,28 +42,23 @@ def last_part(name: str) -> str:
     return re.sub(r"_\d+$", "", name.rpartition("/")[2])
 
 
-def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, str] | None:
+def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, int] | None:
     """Split a slot's name, such as `w0/Adam_1`, into the variable's name, the optimizer's name and a number."""
     front, _, last = name.rpartition("/")
     match = re.fullmatch(r"(.+?)(?:_(\d+))?", last)
     while front and match:
         if front in tensors and tensors[front].shape == tensors[name].shape:
-            return front, match[1], match[2] or "0"
+            return front, match[1], int(match[2] or 0)
         front = front.partition("/")[2]
     return None
 
 
-def _optimizer(name: str, of: dict[str, list[tuple[str, str]]], tensors: dict[str, Tensor]) -> Optimizer:
-    numbers = sorted({number for slots in of.values() for number, _ in slots}, key=int)
-    suffixes = slot_names.SAVER_SUFFIXES.get(name, ())
-    fitting = next((each for each in suffixes if len(each) == len(numbers)), None)
-    called = dict(zip(numbers, fitting)) if fitting else {number: f"{name}_{number}" for number in numbers}
-    slots: dict[str, list[Slot]] = {}
-    for variable, parts in of.items():
-        for number, key in parts:
-            slots.setdefault(called[number], []).append(Slot(tensors[key], tensors[variable]))
-    today = slot_names.today(name) if fitting else None
-    return Optimizer(path=name, family="tf1", name=today, slots=slots)
+def _optimizer(name: str, found: dict[int, list[Slot]]) -> Optimizer:
+    numbers = sorted(found)
+    fitting = [each for each in slot_names.SAVER_SUFFIXES.get(name, ()) if len(each) == len(numbers)]
+    called = fitting[0] if fitting else [f"{name}_{number}" for number in numbers]
+    slots = {slot: found[number] for slot, number in zip(called, numbers)}
+    return Optimizer(name, "tf1", slot_names.today(name) if fitting else None, slots=slots)
 
 
 def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
@@ -82,8 +78,4 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     optimizer.others = [name for name in state if last_part(name) not in {*agreed, *_POWERS}]
     optimizer.scale_state = scale_values(agreed.get)
     if optimizer.scale_state:
-        optimizer.wrapper = (
-            "contrib's LossScaleOptimizer"
-            if "loss_scale" in agreed
-            else "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
-        )
+        optimizer.wrapper = "contrib's LossScaleOptimizer" if "loss_scale" in agreed else MIXED_PRECISION

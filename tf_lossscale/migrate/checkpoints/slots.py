@@ -53,15 +53,11 @@ _SMALLEST_POWER = 1e-35
 # Maps each class whose update formula is not the same in all libraries to a note for the user of `restore`. The note
 # says how the restored optimizer's steps may differ from the saved optimizer's steps.
 DIFFERENCES = {
-    "RMSprop": (
-        "RMSprop without momentum: the saved optimizer divides by sqrt(v) + epsilon, the current one by "
-        "sqrt(v + epsilon). Pass the square of the old epsilon: the relative difference of a step is then "
-        "epsilon / sqrt(v)."
-    ),
-    "Adagrad": (
-        "Adagrad: the saved optimizer divides by sqrt(a) + epsilon, the current one by sqrt(a + epsilon). Pass the "
-        "square of the old epsilon: the relative difference of a step is then epsilon / sqrt(a)."
-    ),
+    **{
+        name: f"{name}: the saved optimizer divides by sqrt(v) + epsilon, the current one by sqrt(v + epsilon). Pass "
+        "the square of the old epsilon: the relative difference of a step is then epsilon / sqrt(v)."
+        for name in ("RMSprop", "Adagrad")
+    },
     "AdamW": (
         "AdamW: TensorFlow Addons subtracts weight_decay times the variable, the current optimizer learning_rate times "
         "weight_decay times the variable. Divide the old weight_decay by the learning rate."
