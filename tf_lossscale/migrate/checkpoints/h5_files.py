@@ -91,22 +91,19 @@ def _h5(path: str) -> Any:
     import h5py
 
     file = h5py.File(path, "r")
-    waiting, seen = [file], set()
-    while waiting:
-        group = waiting.pop()
-        if h5py.h5o.get_info(group.id).addr in seen:
-            continue
-        seen.add(h5py.h5o.get_info(group.id).addr)
-        for name in group:
-            link = group.get(name, getlink=True)
-            item = group[name] if isinstance(link, h5py.HardLink) else None
-            if isinstance(item, h5py.Group):
-                waiting.append(item)
-            elif item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
-                raise UnreadableError(
-                    f"{path}: {group.name.rstrip('/')}/{name} is a link or refers to another file. Keras never "
-                    "writes such an entry, so nothing was read. Get a new copy of the file from its author."
-                )
+
+    def elsewhere(name: bytes, link: Any) -> str | None:
+        item = file[name] if link.type == h5py.h5l.TYPE_HARD else None
+        leads_elsewhere = item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual))
+        return name.decode(errors="replace") if leads_elsewhere else None
+
+    # The search ends at the first entry for which the function does not return None.
+    found = file.id.links.visit(elsewhere, info=True)
+    if found is not None:
+        raise UnreadableError(
+            f"{path}: /{found} is a link or refers to another file. Keras never writes such an entry, so nothing was "
+            "read. Get a new copy of the file from its author."
+        )
     return file
 
 

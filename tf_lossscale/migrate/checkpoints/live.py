@@ -27,17 +27,15 @@ def read(source: Target, variables: Mapping[str, Any]) -> File:
     if known and not owners:
         owners = {i: _tensor(variable, str(i)) for i, variable in enumerate(known)}
         tensors = {tensor.path: tensor for tensor in owners.values()}
-    stored = [*source.variables(), *source.variables_of_own_rule()]
     # A legacy optimizer that has not been used has no variables.
     made.iterations = int(source.iterations()) if source.variables() else None
-    read_already = {id(source.iterations()), id(source.learning_rate())}
-    read_already.add(id(getattr(source.inner, source.nadam_product[0], None)))
+    places = [source.iterations(), getattr(source.inner, source.nadam_product[0], None)]
     for name, attribute in slot_names.ATTRIBUTES.get(kind or "", {}).items():
-        places = source.slots(name, attribute)
-        read_already.update(map(id, places.values()))
-        slots = [Slot(_tensor(place, matching.name_of(place)), owners.get(key)) for key, place in places.items()]
+        of_slot = source.slots(name, attribute)
+        places += of_slot.values()
+        slots = [Slot(_tensor(place, matching.name_of(place)), owners.get(key)) for key, place in of_slot.items()]
         made.slots |= {name: slots} if slots else {}
-    made.others += [matching.name_of(each) for each in stored if id(each) not in read_already]
+    made.others += source.remaining(places)
     scale: Any = getattr(optimizer, "_loss_scale", None)
     counts = {name: np.asarray(variable).item() for name, variable in source.scale_variables().items()}
     made.scale_state = scale.state() if hasattr(scale, "state") else counts or made.scale_state

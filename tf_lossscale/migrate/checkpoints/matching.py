@@ -35,8 +35,10 @@ def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[st
             f"does not tell the order of the variables that have the same shape: {_listed(alike)}. Pass a dict {{name "
             "in the file: variable}, in the order in which the variables were passed to the optimizer's build()."
         )
-    note = f"Not every variable's name is in the file exactly once, so these were matched by order: {_listed(alike)}."
-    return list(zip(matched, variables)), [note] if alike else []
+    matches = list(zip(matched, variables))
+    if all(shapes[tensor.shape] == 1 or _same_name(tensor, name_of(variable)) for tensor, variable in matches):
+        return matches, []
+    return matches, [f"The variables have other names in the file, so these were matched by order: {_listed(alike)}."]
 
 
 def name_of(variable: Any) -> str:

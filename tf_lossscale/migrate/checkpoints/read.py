@@ -53,17 +53,14 @@ def _read(given: str) -> File:
 
 
 def _only_checkpoint_in(folder: pathlib.Path) -> str:
-    latest = None
-    # `checkpoint` is not always a file. Some programs write checkpoints to a folder with this
-    # name.
+    prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index"))
+    # `checkpoint` is not always a file. Some programs write checkpoints to a folder with this name.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
 
         with explaining_damage(str(folder), "the file `checkpoint`"):
             latest = tf.train.latest_checkpoint(str(folder))
-    if latest is not None:
-        return latest
-    prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index"))
+            prefixes = prefixes if latest is None else [latest]
     if not prefixes:
         raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
     if len(prefixes) > 1:

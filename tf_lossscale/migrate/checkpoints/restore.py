@@ -112,9 +112,8 @@ def restore(
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
     family: Any = families.family_of(target.inner)
     if not family.is_built:
-        builds: Any = optimizer if target.is_wrapped else family
-        # Optimizers from tf_keras.optimizers.legacy, and Keras's own wrappers around them, have no `build`.
-        build = getattr(builds, "build", None) or builds._create_all_weights
+        # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
+        build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
         build([variable for variable, _ in trained])
     if getattr(target.inner, "use_ema", False):
         # An average that was not saved starts at its variable's value.
@@ -129,9 +128,7 @@ def restore(
             places.append((getattr(target.inner, attribute), product))
     scale = _scale(saved, target, notes)
     places += [(target.scale_variables()[key], value) for key, value in scale.items()]
-    known = {id(target.learning_rate()), *(id(variable) for variable, _ in places)}
-    rest = [each for each in (*target.variables(), *target.variables_of_own_rule()) if id(each) not in known]
-    notes.unset += [matching.name_of(variable) for variable in rest]
+    notes.unset += target.remaining([variable for variable, _ in places])
 
     # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
     for variable, value in (*values, *places):
@@ -214,11 +211,13 @@ def _slots(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
-            # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this sum
-            # from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the negative
-            # learning rate.
-            factor = np.float32(-_learning_rate_now(inner)) if saved.of_tf1 and kind == "SGD" else 1
-            found.append((slot, variable, factor * tensor.value()))
+            value = tensor.value()
+            if saved.of_tf1 and kind == "SGD":
+                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
+                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
+                # negative learning rate.
+                value = np.float32(-_learning_rate_now(inner)) * value
+            found.append((slot, variable, value))
             if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
                 by_order[matching.name_of(variable)] = None
     notes.lost += lost
@@ -234,6 +233,7 @@ def _places(
     file: File, target: Target, kind: str, slots: list[tuple[str, Any, Any]], notes: Notes
 ) -> list[tuple[Any, Any]]:
     """Return (optimizer variable, new value) pairs for the slots."""
+    there = {slot: target.slots(slot, attribute) for slot, attribute in slot_names.ATTRIBUTES[kind].items()}
     places: dict[int, tuple[Any, Any]] = {}
     missing: dict[str, None] = {}
     for slot, variable, value in slots:
@@ -243,7 +243,7 @@ def _places(
                 f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
                 "into a new optimizer, or pass the variables that this one was built for."
             )
-        place = target.slots(slot, slot_names.ATTRIBUTES[kind][slot]).get(key)
+        place = there[slot].get(key)
         if place is None:
             missing[f"the slots {slot}"] = None
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from tf_lossscale.families import registry
+from tf_lossscale.migrate.checkpoints.matching import name_of
 from tf_lossscale.migrate.checkpoints.saved import scale_values
 
 
@@ -98,11 +100,11 @@ class Target:
         holder = getattr(self.optimizer, "_loss_scale", self.optimizer)
         return scale_values(lambda name: getattr(holder, name, None))
 
-    def variables_of_own_rule(self) -> list[Any]:
-        """Return the variables of a user-defined loss scale that no other loss scale has."""
-        known = {id(variable) for variable in self.scale_variables().values()}
-        variables = getattr(getattr(self.optimizer, "_loss_scale", None), "variables", ())
-        return [variable for variable in variables if id(variable) not in known]
+    def remaining(self, known: Iterable[Any]) -> list[str]:
+        """Return the names of the variables that are neither known nor the learning rate, nor of any loss scale."""
+        known = {id(each) for each in (*known, self.learning_rate(), *self.scale_variables().values())}
+        of_own_rule = getattr(getattr(self.optimizer, "_loss_scale", None), "variables", ())
+        return [name_of(each) for each in (*self.variables(), *of_own_rule) if id(each) not in known]
 
 
 class _TfKeras(Target):
