@@ -105,5 +105,10 @@ def test_what_the_file_lacks_or_has_twice_is_an_error(tmp_path):
         other = tf.compat.v1.get_variable("bias", initializer=0.0)
         with pytest.raises(ValueError, match=r"no variable 'bias'\. Pass only `variables` that are in the file"):
             migrate.saver_names(path, [other])
+    one_power = saved(tmp_path / "one", ["cond/beta1_power"])
+    with tf.Graph().as_default():
+        powers = [tf.compat.v1.get_variable(name, initializer=0.0) for name in ("beta1_power", "beta1_power_1")]
+        with pytest.raises(ValueError, match=r"no variable 'beta1_power_1'\. Pass only"):
+            migrate.saver_names(one_power, powers)
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         migrate.saver_names(tmp_path / "nothing", [])

@@ -118,6 +118,19 @@ def test_weights_alone_are_shown_too(tmp_path, capsys):
     assert "no optimizer\n" in printed.out
 
 
+def test_a_slot_whose_variable_the_file_does_not_tell_has_a_row_of_its_own(tmp_path, capsys):
+    weights = {name: tf.Variable([1.0, 2.0], name="Variable") for name in ("w0", "w1")}
+    optimizer = tf_keras.optimizers.SGD(momentum=0.9)
+    optimizer.build([*weights.values()])
+    path = tf.train.Checkpoint(optimizer=optimizer, **weights).write(str(tmp_path / "ckpt"))
+    (slots,) = inspect_json(path, capsys)["optimizers"][0]["slots"].values()
+    assert [slot["variable"] for slot in slots] == [None, None]
+    _, printed = inspect(path, capsys)
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert ["w0", "(2,)", "float32"] in rows
+    assert sum(row[-3:] == ["(2,)", "float32", "momentum"] for row in rows) == 2
+
+
 def nothing(folder):
     return folder / "ckpt-1"
 

@@ -215,6 +215,8 @@ def test_variables_of_one_shape_that_nothing_but_the_order_tells_are_noted(tmp_p
     (note,) = migrate.restore(path, tf.keras.optimizers.SGD(), given).notes
     assert re.search(r"matched by order: one \(1,\), two \(1,\)", note)
     assert [float(v[0]) for v in given] == [1.0, 2.0]
+    assert migrate.restore(path, tf.keras.optimizers.SGD(), {"two": given[0], "one": given[1]}).notes == ()
+    assert [float(v[0]) for v in given] == [2.0, 1.0]
 
 
 def test_what_is_not_the_same_today_is_noted(saved):

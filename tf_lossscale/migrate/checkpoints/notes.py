@@ -36,11 +36,21 @@ class Notes:
     def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
         """Compare the classes, the hyperparameters and the learning rates."""
         self._compare_classes(saved, kind, target)
-        without_effect = self._without_effect(saved, kind, target)
+        ignored = {*_WITHOUT_EFFECT}
+        if not saved.hyperparameters.get("use_ema", True):
+            ignored |= {"ema_momentum", "ema_overwrite_frequency"}
+        if target.slots_are_lists and not saved.slots_are_lists:
+            # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
+            ignored |= {"decay", "weight_decay"} if kind == "AdamW" else {"decay"}
+            if decay := saved.hyperparameters.get("decay"):
+                self.texts.append(
+                    f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
+                    f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
+                )
         for name, value in saved.hyperparameters.items():
-            if name not in without_effect:
+            if name not in ignored:
                 self._compare(name, value, target.number(name))
-        if saved.wrapper_arguments and target.scale_variables() and not saved.scale_is_fixed:
+        if target.scale_variables() and not saved.scale_is_fixed:
             here = {**KEYWORDS, **target.optimizer.get_config()}
             for name, value in saved.wrapper_arguments.items():
                 self._compare(name, value, here.get(name))
@@ -49,22 +59,6 @@ class Notes:
         elif saved.learning_rate is None and not saved.of_tf1:
             self.unset.append("learning_rate")
         self.lost += saved.others
-
-    def _without_effect(self, saved: Optimizer, kind: str, target: Target) -> set[str]:
-        """Return hyperparameters that are not compared. Add a note for a decay that a schedule has to replace."""
-        found = {*_WITHOUT_EFFECT}
-        if not saved.hyperparameters.get("use_ema", True):
-            found |= {"ema_momentum", "ema_overwrite_frequency"}
-        if saved.slots_are_lists or not target.slots_are_lists:
-            return found
-        decay = saved.hyperparameters.get("decay")
-        if decay:
-            self.texts.append(
-                f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
-                f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
-            )
-        # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
-        return found | {"decay", *(["weight_decay"] if kind == "AdamW" else [])}
 
     def _compare_classes(self, saved: Optimizer, kind: str, target: Target) -> None:
         given = type(target.inner).__name__

@@ -53,14 +53,12 @@ def saver_names(
     for variable in tf.compat.v1.global_variables() if variables is None else variables:
         name = variable.name.partition(":")[0]
         powers = sorted(n for n in names if last_part(n) == last_part(name) and last_part(n).endswith("_power"))
-        if name in names:
-            by_name[name] = variable
-        elif len(powers) == 1:
-            by_name[powers[0]] = variable
-        else:
-            others = f", but several variables that may correspond to it: {', '.join(powers)}" if powers else ""
+        found = [name] if name in names else powers
+        if len(found) != 1 or found[0] in by_name:
+            others = f", but several variables that may correspond to it: {', '.join(found)}" if found[1:] else ""
             raise ValueError(
                 f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}{others}. Pass only `variables` that "
                 "are in the file."
             )
+        by_name[found[0]] = variable
     return by_name
