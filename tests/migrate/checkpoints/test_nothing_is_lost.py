@@ -354,6 +354,17 @@ def test_slots_that_no_optimizer_of_the_class_has_are_named(tmp_path):
     assert "are not restored: the slots of_its_own." in note
 
 
+def test_slots_of_its_own_that_a_live_optimizer_has_are_named():
+    weight = tf.Variable([1.0, 2.0], name="weight")
+    old = WithOneMoreSlot(0.5, momentum=0.75, name="SGD")
+    old.apply_gradients([(tf.ones(2), weight)])
+    new = WithOneMoreSlot(0.5, momentum=0.75, name="SGD")
+    lost, unset = migrate.restore(old, new, [weight]).notes
+    assert "are not restored: SGD/weight/of_its_own." in lost
+    assert "do not change: SGD/weight/of_its_own." in unset
+    np.testing.assert_array_equal(new.get_slot(weight, "momentum"), old.get_slot(weight, "momentum"))
+
+
 class Halving(DynamicLossScale):
     """Has a variable of its own."""
 

@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from tf_lossscale.migrate.checkpoints import listed
+from tf_lossscale.migrate.checkpoints import configs
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import (
     File,
@@ -33,7 +33,7 @@ def read(path: str) -> File:
             )
     with explaining_damage(path, "training_config"):
         config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
-        optimizers = [] if not isinstance(config, dict) else [listed.of_config(config, _family(config, version))]
+        optimizers = [] if not isinstance(config, dict) else [configs.of_config(config, _family(config, version))]
     with explaining_damage(path, "the weights"):
         variables = [each for layer in weights.attrs["layer_names"] for each in _tensors(path, weights[_text(layer)])]
     with explaining_damage(path, "optimizer_weights"):
@@ -47,7 +47,7 @@ def read(path: str) -> File:
 def _family(config: dict[str, Any], version: str) -> str:
     if version.startswith("3."):
         return "keras3"
-    names = listed.inner_config(config)["config"].keys()
+    names = configs.inner_config(config)["config"].keys()
     return "tf_keras" if names & {"is_legacy_optimizer", "jit_compile"} else "tf_keras_legacy"
 
 

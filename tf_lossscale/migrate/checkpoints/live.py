@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale.families import registry as families
-from tf_lossscale.migrate.checkpoints import listed, matching
+from tf_lossscale.migrate.checkpoints import configs, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Slot, Tensor
 from tf_lossscale.migrate.checkpoints.targets import Target
@@ -17,7 +17,7 @@ from tf_lossscale.migrate.checkpoints.targets import Target
 def read(source: Target, variables: Mapping[str, Any]) -> File:
     """Read an optimizer's state, and the values of its variables."""
     optimizer = source.optimizer
-    made = listed.of_config({"class_name": type(optimizer).__name__, "config": optimizer.get_config()}, source.library)
+    made = configs.of_config({"class_name": type(optimizer).__name__, "config": optimizer.get_config()}, source.library)
     kind = slot_names.known_class(source.inner)
     made.wrapper = made.wrapper if source.is_wrapped else None
     tensors = {path: _tensor(variable, path) for path, variable in variables.items()}

@@ -87,17 +87,10 @@ def class_of(slots: set[str], names: Iterable[str], is_nadam: bool = False) -> s
         return "Nadam"
     parts = {part.lower() for name in names for part in re.split(r"[/:]", name)}
     parts |= {re.sub(r"_\d+$", "", part).replace("_", "") for part in parts}
-    fitting = [
-        name
-        for name in ATTRIBUTES
-        if not slots or required(name) <= _canonical_names(name, slots) <= {*ATTRIBUTES[name]}
-    ]
+    canonical_names = {name: canonical(name, dict.fromkeys(slots)).keys() for name in ATTRIBUTES}
+    fitting = [n for n, each in canonical_names.items() if not slots or required(n) <= each <= ATTRIBUTES[n].keys()]
     named = [name for name in fitting if name.lower() in parts]
     return named[0] if len(named) == 1 else None
-
-
-def _canonical_names(name: str, slots: set[str]) -> set[str]:
-    return {*canonical(name, dict.fromkeys(slots))}
 
 
 def known_class(optimizer: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Optimizers whose state is a config and a list of variables, as in `.h5` files and in live optimizers."""
+"""Reads the config of an optimizer, as in `.h5` files and in live optimizers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def of_config(config: dict[str, Any], family: str) -> Optimizer:
     """Return an optimizer as its config describes it, still without its variables."""
     inner = inner_config(config)
     numbers = _numbers(inner["config"])
-    made = Optimizer("optimizer", family, inner["class_name"].rpartition(">")[2], learning_rate=None)
-    made.learning_rate = numbers.pop("learning_rate", None)
-    made.hyperparameters = numbers
+    rate = numbers.pop("learning_rate", None)
+    name = inner["class_name"].rpartition(">")[2]
+    made = Optimizer("optimizer", family, name, learning_rate=rate, hyperparameters=numbers)
     if inner is not config:
         made.wrapper = config["class_name"]
         arguments = _arguments_of_wrapper(config["config"])
