@@ -84,6 +84,7 @@ OWNERS = {
     "a TensorFlow graph": tf.Graph,
     "a tf.Module": tf.Module,
     "a variable of a MirroredStrategy": distributed,
+    "a TensorFlow variable": lambda: tf.Variable(1.0),
     "a Keras 3 optimizer": lambda: built(tf.keras.optimizers.SGD(use_ema=True)),
     "a Keras 3 variable": lambda: tf.keras.Variable(1.0),
     "a Keras 3 layer": lambda: tf.keras.layers.Dense(1),
