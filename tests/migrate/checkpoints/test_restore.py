@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests import strategies
 from tf_lossscale import LossScaleOptimizer, migrate
 from tf_lossscale.migrate.checkpoints.read import read
 
@@ -603,3 +604,28 @@ def test_a_name_that_several_variables_of_the_file_have_is_an_error_that_lists_t
         migrate.restore(path, tf_keras.optimizers.SGD(), {"Variable": given})
     migrate.restore(path, tf_keras.optimizers.SGD(), {"w1": given})
     assert float(given[0]) == 1.0
+
+
+@pytest.mark.parametrize("optimizers", [LEGACY, *NEW.values()], ids=["tf_keras_legacy", *NEW])
+def test_an_optimizer_on_several_replicas_is_read_while_it_is_alive(optimizers):
+    strategy = strategies.get("mirrored_2")
+
+    def make():
+        with strategy.scope():
+            weight = tf.Variable([1.0, 2.0], name="weight")
+            return weight, LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=64.0)
+
+    weight, old = make()
+
+    @tf.function
+    def step():
+        strategy.run(lambda: old.minimize(lambda: tf.reduce_sum(weight**2), [weight]))
+
+    for _ in range(3):
+        step()
+    _, new = make()
+    with strategy.scope():
+        restored = migrate.restore(old, new, {"weight": weight})
+    assert (restored.iterations, restored.loss_scale, restored.dynamic_counter) == (3, 64.0, 3)
+    for one, another in zip(old.weights, new.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), another.numpy())
