@@ -1,12 +1,10 @@
 """Writes the tables of docs/distributed.md from what the suite runs: `python -m tools.distributed_table`."""
 
-import pathlib
-
 from tests.families import ALL_FAMILIES
 from tf_function_tests.cell import CALLS, why_not
+from tools import pages
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "distributed.md"
-BEGIN, END = "<!-- begin: written by tools/distributed_table.py -->", "<!-- end -->"
+PAGE = pages.DOCS / "distributed.md"
 
 _STRATEGIES = {
     "none": "none",
@@ -59,9 +57,7 @@ def tables():
 
 def page():
     """The page with its tables up to date."""
-    head, rest = PAGE.read_text().split(BEGIN)
-    _, tail = rest.split(END)
-    return f"{head}{BEGIN}\n\n{tables()}\n\n{END}{tail}"
+    return pages.with_part(PAGE.name, "distributed_table", tables())
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import pathlib
 import re
 import textwrap
 
 from tests.migrate.codemod import case_files
 from tf_lossscale.legacy import table
+from tools import pages
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "migration_table.md"
-BEGIN, END = "<!-- begin: written by tools/migration_table.py -->", "<!-- end -->"
+PAGE = pages.DOCS / "migration_table.md"
 
 _TOPICS = {
     "constructors": "Constructors",
@@ -38,7 +37,7 @@ def tables() -> str:
         lines += [f"## {heading}", "", "| | old | new |", "|---|---|---|"]
         lines += [row for case in cases if case.topic == topic for row in _rows(case)]
         lines.append("")
-    return "\n".join([*lines, *_every_name(), ""])
+    return "\n".join([*lines, *_every_name()])
 
 
 def _every_name() -> list[str]:
@@ -100,10 +99,7 @@ def _span(line: str) -> str:
 
 def page() -> str:
     """The page with its tables up to date."""
-    text = PAGE.read_text()
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    return f"{head}{BEGIN}\n\n{tables()}\n{END}{tail}"
+    return pages.with_part(PAGE.name, "migration_table", tables())
 
 
 if __name__ == "__main__":

@@ -156,9 +156,9 @@ def _every_value_is_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def nonfinite_kind(gradient: Any) -> tf.Tensor:
-    """Return a float32 scalar:
+    """Return a float32 scalar, which is NaN if a gradient contains NaN, and otherwise infinity if it contains infinity.
 
-    NaN if a gradient contains NaN; otherwise infinity if it contains infinity; otherwise 0.
+    If all values are finite, the scalar is 0.
     """
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     bad = tf.where(tf.reduce_any(tf.math.is_nan(values)), float("nan"), float("inf"))

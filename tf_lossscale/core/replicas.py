@@ -222,7 +222,7 @@ def not_in_replica_context(method: str) -> ValueError:
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
-    """Sum this replica's gradients with those of all other replicas. IndexedSlices stay sparse, and None stays None."""
+    """Sum the gradients over all replicas. IndexedSlices stay sparse, and None stays None."""
     if not tf.distribute.has_strategy():
         return gradients
     sums: list[Any] = [None] * len(gradients)

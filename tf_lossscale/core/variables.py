@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Variables(tf.Module):
-    """A collection of variables, each of which is created when its name is first used."""
+    """A collection of variables. Each variable is created when its name is first used."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         del args, kwargs
@@ -97,7 +97,7 @@ class Variables(tf.Module):
 class LazyVariable(property):
     """A variable of a `Variables` object: declared in the class, created when it is first read.
 
-    The arguments are those of `Variables._weight`.
+    It takes the same arguments as `Variables._weight`.
     """
 
     def __init__(self, initial_value: Any, dtype: tf.DType, **options: Any):

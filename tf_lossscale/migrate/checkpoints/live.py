@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from tf_lossscale.core.variables import as_number
 from tf_lossscale.families import registry as families
 from tf_lossscale.migrate.checkpoints import configs, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
@@ -29,7 +29,7 @@ def read(source: Target, variables: Mapping[str, Any]) -> File:
         owners = {i: _tensor(variable, str(i)) for i, variable in enumerate(known)}
         tensors = {tensor.path: tensor for tensor in owners.values()}
     # A legacy optimizer that has not been used has no variables.
-    made.iterations = _number(source.iterations()) if source.variables() else None
+    made.iterations = as_number(source.iterations()) if source.variables() else None
     places = [source.iterations(), getattr(source.inner, source.nadam_product[0], None)]
     for name, attribute in slot_names.ATTRIBUTES.get(kind or "", {}).items():
         of_slot = source.slots(name, attribute)
@@ -38,17 +38,12 @@ def read(source: Target, variables: Mapping[str, Any]) -> File:
         made.slots |= {name: slots} if slots else {}
     made.others += source.remaining(places)
     scale: Any = getattr(optimizer, "_loss_scale", None)
-    counts = {name: _number(variable) for name, variable in source.scale_variables().items()}
+    counts = {name: as_number(variable) for name, variable in source.scale_variables().items()}
     made.scale_state = scale.state() if hasattr(scale, "state") else counts or made.scale_state
     name, notes = f"the given {type(optimizer).__name__}", []
     if not owners:
         notes.append("The saved optimizer was not built for `variables`, so the values of `variables` do not change.")
     return File(name, "live optimizer", LIBRARIES[source.library], [*tensors.values()], [made], notes=notes)
-
-
-def _number(variable: Any) -> Any:
-    # A variable with a copy on each replica cannot be converted to a number.
-    return np.asarray(tf.convert_to_tensor(variable)).item()
 
 
 def _tensor(variable: Any, path: str) -> Tensor:

@@ -15,7 +15,7 @@ from tf_lossscale.migrate.codemod.uses import Use, Uses
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
 )
-PRIVATE_NAME = "{} is private. It is left as it is: check that your version of TensorFlow has it."
+PRIVATE_NAME = "{} is private. It is left unchanged: check that your version of TensorFlow has it."
 _COMPARED = "the type of a wrapper is a subclass of its class: write isinstance()."
 _F_STRING = "old names in f-strings are not changed. Compute the value before, and migrate again."
 _NO_EFFECT = "the rewritten code uses another name, so this assignment has no effect."

@@ -15,7 +15,7 @@ from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, strin
 
 _MODULES = {*names.PRIVATE, *table.MODULES}
 _IN_COPY = (
-    "is in TensorFlow's private copy of Keras and is left as it is. It has no effect on tf.keras: if the layers and "
+    "is in TensorFlow's private copy of Keras and is left unchanged. It has no effect on tf.keras: if the layers and "
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
 )
 _BACKEND = "may run on another backend, because this file does not import TensorFlow."
@@ -123,7 +123,7 @@ class Uses(Scopes):
         return {table.OLD[name].role for name in self.known(variable) & table.OLD.keys()}
 
     def stays(self, dotted: str) -> str | None:
-        """Return why a name that looks like an old one is left as it is, or None."""
+        """Return the reason why a name that looks like an old one is not changed, or None."""
         if not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer":
             return _BACKEND
         return _IN_COPY if names.in_copy(dotted) else None
