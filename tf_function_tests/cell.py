@@ -37,7 +37,7 @@ def why_not(family, name, call):
     if name == "parameter_server" and call in ("eager", "compiled"):
         return "the coordinator of parameter servers accepts only a `tf.function` without `jit_compile`"
     if name.endswith("_apart") and call == "eager":
-        return "in eager mode `merge_call` is always available; it can be missing only in a function that XLA compiles"
+        return "`merge_call` is missing only in functions that XLA compiles, never in eager mode"
     if name.endswith("_apart") and family.name == "tf1":
         return "TensorFlow 1's optimizers need `merge_call`: use Keras 3 or tf_keras, or leave out `jit_compile`"
     return None
