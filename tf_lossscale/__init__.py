@@ -22,7 +22,6 @@ _HOMES = {
     "Family": "families.family",
     "LossScaleMonitor": "diagnosis.monitor",
     "LossScaleOptimizer": "wrapper.optimizer",
-    "Rules": "core.rules",
     "SharedLossScale": "core.shared",
     "keep_state": "model_state",
     "register_family": "families.register",
@@ -40,7 +39,6 @@ __all__ = [
     "LossScale",
     "LossScaleMonitor",
     "LossScaleOptimizer",
-    "Rules",
     "SharedLossScale",
     "__version__",
     "install",
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
     from tf_lossscale import optimizers as optimizers
     from tf_lossscale.core.dynamic import DynamicLossScale
     from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
-    from tf_lossscale.core.rules import Rules
     from tf_lossscale.core.shared import SharedLossScale
     from tf_lossscale.diagnosis.monitor import LossScaleMonitor
     from tf_lossscale.families.family import Family

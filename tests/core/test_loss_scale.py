@@ -44,7 +44,7 @@ def test_the_multiplier_is_the_factor_of_growth_and_its_inverse_that_of_an_overf
     scale = DynamicLossScale(64.0, 1)
     assert scale.multiplier == 2.0
     scale.multiplier = 4
-    assert (scale.multiplier, scale.rules.growth_factor, scale.rules.backoff_factor) == (4.0, 4.0, 0.25)
+    assert (scale.multiplier, scale._rules.growth_factor, scale._rules.backoff_factor) == (4.0, 4.0, 0.25)
     step(scale, False)
     assert scale().numpy() == 16.0
     step(scale, True)
@@ -166,7 +166,7 @@ def test_with_hysteresis_2_the_second_overflow_in_a_row_lowers_the_scale():
 
 def test_a_shared_scale_has_the_defaults_of_a_dynamic_one():
     shared, dynamic = SharedLossScale(), DynamicLossScale()
-    assert (shared.state(), shared.rules) == (dynamic.state(), dynamic.rules)
+    assert (shared.state(), shared._rules) == (dynamic.state(), dynamic._rules)
     assert float(shared()) == 2.0**15
 
 

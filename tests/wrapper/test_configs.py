@@ -71,7 +71,7 @@ def test_every_rule_is_a_keyword_with_the_default_of_the_rules_and_reaches_them(
     assert set(given) == set(KEYWORDS), "a config with every rule goes round, see above"
     scale = cls(**given) if cls is SharedLossScale else cls(FAMILIES[1].sgd(), **given)._loss_scale
     for name, default in KEYWORDS.items():
-        assert getattr(scale.rules, name) == given[name] != default
+        assert getattr(scale._rules, name) == given[name] != default
 
 
 def test_a_shared_scale_takes_no_other_keywords():

@@ -145,7 +145,7 @@ def test_optimizers_that_share_a_scale_share_its_rule():
     shared = SharedLossScale(8.0)
     first, second = (LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=shared) for _ in range(2))
     first.change_rules(growth_factor=4.0)
-    assert second.growth_factor == shared.rules.growth_factor == 4.0
+    assert second.growth_factor == shared._rules.growth_factor == 4.0
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -246,7 +246,7 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
         self._rounded = float(np.float32(self.initial_scale))
         errors.positive_number("scale_factor", scale_factor, "The usual value is 2.")
         # `prepare` checks the rules, because an optimizer needs a factor above 1, but MindSpore accepts a lower one.
-        self.rules: Rules = Rules(whole_above_zero("scale_window", scale_window), scale_factor, 1 / scale_factor)
+        self._rules: Rules = Rules(whole_above_zero("scale_window", scale_window), scale_factor, 1 / scale_factor)
         if scale_factor > max(self.initial_scale, 2):
             warnings.warn(
                 f"DynamicLossScaleManager has init_loss_scale={init_loss_scale!r} and scale_factor={scale_factor!r}: "
@@ -262,13 +262,13 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
 
     scale_window: Any = DynamicLossScale.growth_steps
     scale_factor: Any = DynamicLossScale.multiplier
-    increase_ratio: Any = property(lambda self: self.rules.growth_factor)
-    decrease_ratio: Any = property(lambda self: self.rules.backoff_factor)
+    increase_ratio: Any = property(lambda self: self._rules.growth_factor)
+    decrease_ratio: Any = property(lambda self: self._rules.backoff_factor)
 
     def prepare(self) -> None:
         """Check the rules and create the variables; see `LossScale.prepare`."""
         if self._own_rule is None:
-            self.rules.checked()
+            self._rules.checked()
         super().prepare()
 
     @property

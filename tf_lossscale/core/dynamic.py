@@ -47,12 +47,12 @@ class DynamicLossScale(LossScale):
         self._set_rules(initial_scale, Rules(growth_steps, **rules))
 
     def _set_rules(self, initial_scale: Any, rules: Rules) -> None:
-        self.rules: Rules = rules.checked()
+        self._rules: Rules = rules.checked()
         self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "The usual value is 2**15.")
-        if self.rules.max_scale is not None and self.initial_scale > self.rules.max_scale:
+        if self._rules.max_scale is not None and self.initial_scale > self._rules.max_scale:
             raise ValueError(
                 f"`initial_scale` must not be above `max_scale`, but got: {self.initial_scale!r} and "
-                f"{self.rules.max_scale!r}."
+                f"{self._rules.max_scale!r}."
             )
         self._create_variables()
 
@@ -73,21 +73,21 @@ class DynamicLossScale(LossScale):
     @property
     def bad_steps(self) -> tf.Variable | None:
         """The number of overflows counted towards `hysteresis`, an int64 variable, or None if `hysteresis` is 1."""
-        return self._weight("bad_steps", 0, tf.int64) if self.rules.counts_overflows else None
+        return self._weight("bad_steps", 0, tf.int64) if self._rules.counts_overflows else None
 
     # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
-        lambda self: self.rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
+        lambda self: self._rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
     )
-    multiplier: Any = property(lambda self: self.rules.growth_factor, lambda self, value: self._multiply_by(value))
+    multiplier: Any = property(lambda self: self._rules.growth_factor, lambda self, value: self._multiply_by(value))
 
     def _multiply_by(self, factor: Any) -> None:
         factor = errors.positive_number("multiplier", factor, "The usual value is 2.")
         self._change_rules(growth_factor=factor, backoff_factor=1 / factor)
 
     def _change_rules(self, **changes: Any) -> None:
-        self.rules = dataclasses.replace(self.rules, **changes).checked()
+        self._rules = dataclasses.replace(self._rules, **changes).checked()
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, with the rules as they are now. A subclass adds its own arguments.
@@ -98,10 +98,10 @@ class DynamicLossScale(LossScale):
         Returns:
             A dict of plain values. A rule is included only if its value is not the default.
         """
-        rules = {name: getattr(self.rules, name) for name in KEYWORDS}
+        rules = {name: getattr(self._rules, name) for name in KEYWORDS}
         return {
             "initial_scale": self.initial_scale,
-            "dynamic_growth_steps": self.rules.growth_steps,
+            "dynamic_growth_steps": self._rules.growth_steps,
             **{name: value for name, value in rules.items() if value != KEYWORDS[name]},
         }
 
@@ -110,7 +110,7 @@ class DynamicLossScale(LossScale):
 
     def move(self, applied: tf.Tensor) -> list[Any]:
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
-        after = self.rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
+        after = self._rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
         # A scale that was restored as infinity or NaN makes every gradient non-finite. It recovers after one step.
         moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
         assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
@@ -129,7 +129,7 @@ class DynamicLossScale(LossScale):
 
         An infinite or NaN scale becomes `initial_scale`.
         """
-        low, high = self.rules.min_scale, self.rules.max_scale or errors.FLOAT32_MAX
+        low, high = self._rules.min_scale, self._rules.max_scale or errors.FLOAT32_MAX
         low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
         fitting = min(max(loaded, low), high) if math.isfinite(loaded) else self.initial_scale
         if fitting != loaded:

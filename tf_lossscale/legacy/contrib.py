@@ -129,7 +129,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, dynamic.DynamicLossSca
     # attributes on every use, without checks. A subclass that has its own variable for the scale may lack
     # `_init_loss_scale`.
     initial_scale: Any = Replaceable(lambda self: float(getattr(self, "_init_loss_scale", "nan")))
-    rules: Any = Replaceable(
+    _rules: Any = Replaceable(
         lambda self: Rules(
             growth_steps=self._incr_every_n_steps,
             growth_factor=self._incr_ratio,

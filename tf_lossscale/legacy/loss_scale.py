@@ -203,7 +203,7 @@ class DynamicLossScale(LossScale, dynamic.DynamicLossScale):
     initial_scale: Any = Replaceable(lambda self: self._initial_loss_scale)
 
     # The arguments are not checked, because old code may pass unusual values.
-    rules: Any = Replaceable(
+    _rules: Any = Replaceable(
         lambda self: _DividingRules(
             growth_steps=self._increment_period,
             growth_factor=self._multiplier,

@@ -81,7 +81,7 @@ def setting(field: str, doc: str) -> Any:
     name = next(name for name, each in _FIELDS.items() if each == field)
 
     def read(self: Any) -> Any:
-        return getattr(self._loss_scale.rules, field) if self.dynamic else None
+        return getattr(self._loss_scale._rules, field) if self.dynamic else None
 
     def refuse(self: Any, value: Any) -> None:
         raise AttributeError(f"`{name}` cannot be set as an attribute. Call optimizer.change_rules({name}={value!r}).")
@@ -258,7 +258,7 @@ class Delegating(Parts):
             RuntimeError: the method is called while a graph is being built.
         """
         scale: Any = self._loss_scale
-        scale.rules = changed = _changed(scale, rules)
+        scale._rules = changed = _changed(scale, rules)
         for name, nearest in (("max_scale", min), ("min_scale", max)):
             bound = getattr(changed, name)
             # Only a bound that was changed is enforced. The scale may already violate the other bound, because the
@@ -288,7 +288,7 @@ def _changed(scale: Any, rules: dict[str, Any]) -> Rules:
     if unknown or not rules:
         raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {unknown[0] if unknown else 'nothing'}.")
     names = ", ".join(f"`{name}`" for name in rules)
-    old = vars(scale).get("rules")
+    old = vars(scale).get("_rules")
     # A loss scale or manager with an older API has no `Rules` object to change. Its rules are computed from its
     # attributes.
     if type(old) is not Rules:

@@ -329,7 +329,7 @@ def _has_rule_outside_of_config(scale: Any) -> bool:
     if _is_of_user(scale) or isinstance(scale, SharedLossScale):
         return True
     if isinstance(scale, DynamicLossScale):
-        return not scale.rules.finite_step_resets
+        return not scale._rules.finite_step_resets
     return not isinstance(scale, FixedLossScale)
 
 
