@@ -78,3 +78,24 @@ def test_a_slow_finite_update_in_a_session_does_not_undo_a_quick_overflow():
             session.run(updates)
             scales.append(session.run(manager.get_loss_scale()))
         assert scales == [32.0, 16.0, 8.0, 8.0]
+
+
+def test_a_users_own_manager_works_without_deriving_from_ours():
+    class Manager:
+        def __init__(self):
+            self.scale = tf.Variable(8.0)
+
+        def get_loss_scale(self):
+            return self.scale
+
+        def update_loss_scale(self, finite_grads):
+            return self.scale.assign(tf.where(finite_grads, self.scale + 1, 1.0))
+
+    weight = tf.Variable(1.0)
+    optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), Manager())
+    optimizer.minimize(lambda: 1.0 * weight, var_list=[weight])
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (0.5, 9.0)
+    optimizer.apply_gradients([(tf.constant(np.nan), weight)])
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (0.5, 1.0)
+    with pytest.raises(TypeError, match="get_loss_scale"):
+        contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), "dynamic")

@@ -126,6 +126,43 @@ def test_one_optimizer_serves_two_graphs_and_needs_the_global_initializer_only(l
             assert sorted(names) == ["current_loss_scale:0", "good_steps:0", "w/Momentum:0", "w:0"]
 
 
+def test_a_users_own_loss_scale_runs_in_a_legacy_graph():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight, gradient = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
+        optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.GradientDescentOptimizer(0.5), Counting())
+        operation = optimizer.apply_gradients([(gradient, weight)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        for value, after in ((1.0, 0.5), (np.inf, 0.5)):
+            session.run(operation, {gradient: value})
+            assert session.run(weight) == after
+        assert session.run(optimizer.loss_scale) == 32.5
+
+
+def test_an_abstract_loss_scale_cannot_be_made():
+    class Partial(legacy.LossScale):
+        def __call__(self):
+            return 1.0
+
+    with pytest.raises(TypeError, match="abstract"):
+        Partial()
+
+
+def test_the_main_wrapper_runs_in_a_legacy_graph_and_a_skipped_step_does_not_count():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight, factor = tf.Variable([1.0, 2.0]), tf.compat.v1.placeholder(tf.float32, [])
+        step = train.get_or_create_global_step()
+        optimizer = LossScaleOptimizer(train.AdamOptimizer(0.1), initial_scale=8.0, dynamic_growth_steps=2)
+        operation = optimizer.minimize(tf.reduce_sum(weight) * factor, global_step=step)
+        assert {"current_loss_scale:0", "good_steps:0"} <= {v.name for v in tf.compat.v1.global_variables()}
+        session.run(tf.compat.v1.global_variables_initializer())
+        history = []
+        for value in (1.0, np.nan, 1.0, 1.0):
+            session.run(operation, {factor: value})
+            history.append((session.run(step), session.run(optimizer.loss_scale)))
+        assert history == [(1, 8.0), (1, 4.0), (2, 4.0), (3, 8.0)]
+        assert optimizer.get_slot_names() == ["m", "v"]
+
+
 def test_variables_answer_as_a_property_and_as_a_call():
     optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(0.5, 0.9), "dynamic")
     optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0, name="w"))])

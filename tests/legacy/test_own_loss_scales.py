@@ -268,11 +268,3 @@ def test_what_is_no_loss_scale_is_said_to_be_none():
     for value in (tf.constant(8.0), np.array([1, 2]), b"dynamic", object):
         with pytest.raises(ValueError, match="Could not interpret"):
             legacy.get(value)
-
-
-def test_the_graph_rewrite_refuses_kerass_own_wrapper_and_switches_nothing():
-    with pytest.raises(ValueError, match="must not already be"):
-        legacy.enable_mixed_precision_graph_rewrite(
-            tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
-        )
-    assert not tf.config.optimizer.get_experimental_options().get("auto_mixed_precision")

@@ -2,11 +2,9 @@
 
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -126,99 +124,45 @@ def test_the_start_file_of_the_docs_puts_keras_2_in_the_place_of_keras(tmp_path)
 # As python does it. ---------------------------------------------------------------------------------------------------
 
 PROGRAM = """
-    import os, sys
+    import sys
     import neighbour
 
-    def fail():
+    print(__name__, __file__, __spec__ is None, sys.argv, sys.path[0] == neighbour.where)
+    print(sorted(name for name in globals() if not name.startswith("__")))
+    if "fail" in sys.argv:
         raise ValueError("böse")
-
-    print(__name__, __file__, __spec__ is None, sys.argv, sys.path[0] == neighbour.where, neighbour.__name__)
-    print(sys.modules["__main__"].fail is fail, __doc__, sorted(k for k in globals() if not k.startswith("__")))
-    what = sys.argv[1] if len(sys.argv) > 1 else ""
-    if what == "code":
-        sys.exit(7)
-    if what == "text":
-        sys.exit("so long")
-    if what == "none":
-        sys.exit()
-    if what == "raise":
-        try:
-            fail()
-        except ValueError as error:
-            raise KeyError("x") from error
-    if what == "hook":
-        sys.excepthook = lambda kind, value, trace: print("hooked", kind.__name__, trace.tb_lineno)
-        fail()
-    if what == "interrupt":
-        raise KeyboardInterrupt
 """
 
 
 @pytest.fixture
 def program(tmp_path):
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    (folder / "program.py").write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
-    (folder / "neighbour.py").write_text("import os\nwhere = os.path.dirname(os.path.abspath(__file__))\n")
-    (folder / "wrong.py").write_text("x = = 1\n")
-    (folder / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint('\xe9')\n")
-    package = folder / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text("import sys\nprint(__name__, __package__, __spec__.name, sys.argv[1:])\n")
-    (package / "fails.py").write_text("from . import nothing\n")
-    return folder
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
+    (tmp_path / "neighbour.py").write_text("import os\nwhere = os.path.dirname(os.path.abspath(__file__))\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "__main__.py").write_text(
+        "import sys\nprint(__name__, __package__, sys.argv[1:])\nfrom . import nothing\n"
+    )
+    return tmp_path
 
 
-ARGUMENTS = [[], ["code"], ["text"], ["none"], ["raise"], ["hook"], ["--help", "-m", "x", "--", "-1", "a b"]]
-
-
-@pytest.mark.table(
-    "absolute---help",
-    "relative-hook",
-    "relative-raise",
-    "relative-none",
-    "absolute-text",
-    "absolute-code",
-    "relative-nothing",
-    every=1,
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["program.py", "--help", "-m", "x", "--", "-1", "a b"],
+        ["program.py", "fail"],
+        ["-m", "program", "--help", "fail"],
+        ["-m", "package", "-m", "x"],
+        ["--", "program.py"],
+        ["missing.py"],
+        ["-m", "no_such_module"],
+    ],
+    ids=" ".join,
 )
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda words: words[0] if words else "nothing")
-@pytest.mark.parametrize("how", ["absolute", "relative"])
-def test_a_script_sees_and_says_what_it_does_under_python(program, arguments, how):
-    script = program / "program.py" if how == "absolute" else "program.py"
-    plain, ours = (call([*command, script, *arguments], cwd=program) for command in (PYTHON, RUN))
-    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    assert plain.stdout.startswith("__main__")
-
-
-@pytest.mark.parametrize("name", ["wrong.py", "latin.py", "package"])
-def test_files_of_every_kind_run_and_fail_as_under_python(program, name):
-    plain, ours = (call([*command, program / name, "x"], cwd=program) for command in (PYTHON, RUN))
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
-    assert ours.stderr == plain.stderr
-
-
-@pytest.mark.parametrize("arguments", [["-m", "program", "raise"], ["-m", "package", "--flag", "x"], ["-m", "program"]])
-def test_a_module_runs_as_under_python(program, arguments):
+def test_a_program_runs_and_fails_as_under_python(program, arguments):
     plain, ours = (call([*command, *arguments], cwd=program) for command in (PYTHON, RUN))
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-
-
-def test_an_import_that_fails_inside_a_module_is_the_module_s_own_traceback(program):
-    ours = call([*RUN, "-m", "package.fails"], cwd=program)
-    assert ours.returncode == 1
-    assert "fails.py" in ours.stderr
-    assert "ImportError: cannot import name 'nothing'" in ours.stderr
-    assert "tf_lossscale" not in ours.stderr
-
-
-@pytest.mark.parametrize("arguments", [["missing.py"], ["package/parts"], ["-m", "no_such_module"], ["--", "wrong.py"]])
-def test_a_program_that_cannot_run_fails_as_under_python(program, arguments):
-    (program / "package" / "parts").mkdir()
-    plain, ours = (call([*command, *arguments], cwd=program) for command in (PYTHON, RUN))
-    assert plain.returncode != 0
-    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert plain.stdout or plain.returncode
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"]])
@@ -228,30 +172,6 @@ def test_without_a_program_run_says_how_to_call_it(program, arguments):
     assert ours.stderr == (
         "tf-lossscale run: nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...].\n"
     )
-
-
-def test_ctrl_c_ends_a_script_as_under_python(program):
-    (program / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would inherit SIG_IGN
-    try:
-        process = subprocess.Popen(
-            [*RUN, program / "waits.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=500)
-    assert process.returncode == -signal.SIGINT
-    assert stderr.splitlines()[-1] == "KeyboardInterrupt"
-    assert "tf_lossscale" not in stderr
-
-
-def test_a_script_without_tensorflow_loads_none_of_it(program):
-    (program / "light.py").write_text("import sys\nprint({'tensorflow', 'keras', 'tf_keras'} & set(sys.modules))\n")
-    assert call([*RUN, program / "light.py"]).stdout == "set()\n"
 
 
 @pytest.mark.slow

@@ -241,20 +241,6 @@ def test_undone_means_the_library_s_own_class_again(family):
     assert int(made_before.optimizer.dynamic_counter) == 1
 
 
-def test_a_block_inside_another_changes_nothing_at_its_end():
-    with tf_lossscale.wrap_in_compile():
-        with tf_lossscale.wrap_in_compile():
-            pass
-        assert is_made_by_compile(KERAS3)
-    assert not is_made_by_compile(KERAS3)
-
-
-def test_the_last_call_undoes_also_when_an_earlier_result_is_lost():
-    tf_lossscale.wrap_in_compile()
-    tf_lossscale.wrap_in_compile().undo()
-    assert not is_made_by_compile(KERAS3)
-
-
 def test_with_install_each_stays_until_it_is_undone_itself_in_any_order():
     before = state_of_the_modules()[0]
     for first, second in (("install", "wrap_in_compile"), ("wrap_in_compile", "install")):
