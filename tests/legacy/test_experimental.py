@@ -43,6 +43,7 @@ def step(optimizer, variable, gradient):
         (lambda: legacy.FixedLossScale(64), 64, 64),
         (lambda: legacy.DynamicLossScale(initial_loss_scale=8, increment_period=1000), 8, 4),
         (lambda: legacy.DynamicLossScale(27, 1000, multiplier=3.0), 27, 9),
+        (lambda: Revised(64), 64, 16),
         ({"class_name": "FixedLossScale", "config": {"loss_scale_value": 4.0}}, 4, 4),
     ],
 )
