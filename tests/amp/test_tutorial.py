@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.amp import (
     DynamicLossScaleManager,
     DynamicLossScaler,
@@ -36,6 +37,7 @@ MANAGERS = {
 
 
 def network(keras):
+    keras.utils.set_random_seed(0)
     layers = keras.layers
     stack = [layers.Conv2D(2, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten(), layers.Dense(3)]
     return keras.Sequential([keras.Input((6, 6, 1)), *stack])
@@ -54,6 +56,7 @@ def require_ordinary(said, epochs=2):
     assert not re.search("Traceback|Warning|Error|nan", said.out + said.err), said
 
 
+@pytest.mark.table("O3-keras3", "O0-tf_keras", "O1-keras3", every=1)
 @libraries
 @pytest.mark.parametrize("amp_level", ["O0", "O1", "O2", "O3", "auto"])
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -63,8 +66,10 @@ def test_a_model_trains_at_a_level(library, amp_level, capfd):
     metrics = {"Accuracy": keras.metrics.SparseCategoricalAccuracy()}
     opt = keras.optimizers.SGD(0.01, momentum=0.9)
     model = Model(network(keras), loss_fn=loss, optimizer=opt, metrics=metrics, amp_level=amp_level)
-    model.train(2, create_dataset(), callbacks=[LossMonitor()])
+    history = model.train(2, create_dataset(), callbacks=[LossMonitor()])
     require_ordinary(capfd.readouterr())
+    assert isinstance(model.optimizer, LossScaleOptimizer) == (amp_level in ("O2", "auto"))
+    assert history.history["loss"][-1] < history.history["loss"][0]
     assert set(model.eval(create_dataset())) == {"loss", "Accuracy"}
     assert model.predict(tf.ones((2, 6, 6, 1))).shape == (2, 3)
 
