@@ -22,7 +22,7 @@ ORDER = [
     ("core.loss_scale",),
     ("core.dynamic",),
     ("core.shared",),
-    ("diagnosis.report", "diagnosis.plotting"),
+    ("diagnosis.precision", "diagnosis.plotting"),
     ("diagnosis.exponents", "diagnosis.overflow"),
     ("wrapper.marks", "wrapper.arguments", "wrapper.stall"),
     ("wrapper.contract", "wrapper.grads_and_vars"),
@@ -32,7 +32,7 @@ ORDER = [
     ("wrapper.hyperparameters",),
     ("wrapper.readings", "wrapper.saving", "wrapper.scaling"),
     ("wrapper.optimizer",),
-    ("families.register",),
+    ("families.register_family",),
     ("layers",),
     ("families.keras3", "families.tf_keras", "families.tf_keras_legacy", "families.tf1", "families.sonnet"),
     ("amp", "diagnosis", "legacy", "optimizers"),
@@ -104,7 +104,7 @@ def test_no_modules_import_each_other_in_a_circle():
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("module", ["report", "plotting"])
+@pytest.mark.parametrize("module", ["precision", "plotting"])
 def test_reports_on_precision_and_plots_do_without_tensorflow(module):
     assert "tensorflow" not in imported(PACKAGE / "diagnosis" / f"{module}.py")
 

@@ -8,7 +8,7 @@ from tests import strategies
 from tests.families import ALL_FAMILIES, FAMILIES
 from tf_function_tests.cell import Cell
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.diagnosis.report import INFINITE, NAN, column
+from tf_lossscale.diagnosis.precision import INFINITE, NAN, column
 
 CELLS = [
     *((family, name, call) for family in ALL_FAMILIES for name, call in (("none", "eager"), ("none", "compiled"))),

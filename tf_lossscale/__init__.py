@@ -24,7 +24,7 @@ _HOMES = {
     "LossScaleOptimizer": "wrapper.optimizer",
     "SharedLossScale": "core.shared",
     "keep_state": "model_state",
-    "register_family": "families.register",
+    "register_family": "families.register_family",
     **dict.fromkeys(("install", "wrap_in_compile"), "legacy.install"),
     **dict.fromkeys(_SUBPACKAGES, ""),
 }
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tf_lossscale.core.shared import SharedLossScale
     from tf_lossscale.diagnosis.monitor import LossScaleMonitor
     from tf_lossscale.families.family import Family
-    from tf_lossscale.families.register import register_family
+    from tf_lossscale.families.register_family import register_family
     from tf_lossscale.legacy.install import install, wrap_in_compile
     from tf_lossscale.model_state import keep_state
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tf_lossscale.diagnosis.report import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, column
+from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, column
 
 
 def counted(gradients, scale=1.0, step=1, float16=False):

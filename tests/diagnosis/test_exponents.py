@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_lossscale.diagnosis.exponents import Exponents, table
-from tf_lossscale.diagnosis.report import COLUMNS, INFINITE, NAN, ZEROS, column
+from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, column
 
 MODES = {
     "eager": lambda function: function,

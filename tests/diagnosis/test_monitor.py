@@ -10,7 +10,7 @@ from absl import logging
 
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer
-from tf_lossscale.diagnosis.report import column
+from tf_lossscale.diagnosis.precision import column
 
 pytestmark = pytest.mark.wide("the monitor in each of Keras's ways to report")
 

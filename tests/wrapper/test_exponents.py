@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests import loops, strategies
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
-from tf_lossscale.diagnosis.report import INFINITE, ZEROS, column
+from tf_lossscale.diagnosis.precision import INFINITE, ZEROS, column
 
 KERAS_3 = FAMILIES[0]
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from tf_lossscale.libraries import lazy
 
 # Maps each public name to the module that defines it. The modules are imported late: the wrapper imports the modules
-# `exponents`, `overflow` and `report` of this package, and the module `monitor` imports the wrapper.
+# `exponents`, `overflow` and `precision` of this package, and the module `monitor` imports the wrapper.
 _HOMES = {
-    **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "report"),
+    **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "precision"),
     **dict.fromkeys(("Overflow", "OverflowReport"), "overflow"),
     "LossScaleMonitor": "monitor",
     "plot": "plotting",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tf_lossscale.diagnosis.monitor import LossScaleMonitor
     from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
     from tf_lossscale.diagnosis.plotting import plot
-    from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport, VariablePrecision
+    from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport, VariablePrecision
 
 __getattr__: Callable[[str], Any]
 __dir__: Callable[[], list[str]]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
-from tf_lossscale.diagnosis.report import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, column
+from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, column
 
 #: By default, exponents are counted in the first step and then once every 100 steps.
 EVERY = 100

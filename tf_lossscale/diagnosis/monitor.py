@@ -12,7 +12,7 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core.gradients import all_finite
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.diagnosis.report import FINITE, LOWEST
+from tf_lossscale.diagnosis.precision import FINITE, LOWEST
 from tf_lossscale.libraries import optional
 from tf_lossscale.model_state import state_of
 from tf_lossscale.wrapper.grads_and_vars import names_of, tensors_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.diagnosis.report import (
+from tf_lossscale.diagnosis.precision import (
     FINITE,
     INFINITE,
     LOWEST,

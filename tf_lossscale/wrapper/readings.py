@@ -12,7 +12,7 @@ from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.core.variables import as_number, value_or_zero
 from tf_lossscale.diagnosis.exponents import Exponents
 from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
-from tf_lossscale.diagnosis.report import ExponentCounts, PrecisionReport
+from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper.grads_and_vars import names_of
 from tf_lossscale.wrapper.hyperparameters import Parts

@@ -38,7 +38,7 @@ class ExponentCounts:
     """The number of values with each exponent, for each variable's gradient in one step.
 
     >>> import numpy as np
-    >>> from tf_lossscale.diagnosis.report import COLUMNS, column
+    >>> from tf_lossscale.diagnosis.precision import COLUMNS, column
     >>> row = np.zeros([1, COLUMNS], np.int64)
     >>> row[0, column(-20)] = 5
     >>> counts = ExponentCounts(("kernel",), row, scale=1024.0, step=100)
@@ -123,7 +123,7 @@ class PrecisionReport:
     """A report on how much of one step's gradients is lost in float16. It prints as a table and a line of advice.
 
     >>> import numpy as np
-    >>> from tf_lossscale.diagnosis.report import COLUMNS, ZEROS, column
+    >>> from tf_lossscale.diagnosis.precision import COLUMNS, ZEROS, column
     >>> counts = np.zeros([2, COLUMNS], np.int64)
     >>> counts[0, [column(-30), column(-20), column(-5)]] = 10, 20, 70
     >>> counts[1, [ZEROS, column(-9)]] = 1, 3
@@ -196,7 +196,7 @@ class PrecisionReport:
         """Return a report on the same gradients at a different loss scale.
 
         >>> import numpy as np
-        >>> from tf_lossscale.diagnosis.report import COLUMNS
+        >>> from tf_lossscale.diagnosis.precision import COLUMNS
         >>> report = PrecisionReport(ExponentCounts(("kernel",), np.ones([1, COLUMNS], np.int64), scale=1.0, step=1))
         >>> report.at(2.0**10).scale
         1024.0

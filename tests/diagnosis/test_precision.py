@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.diagnosis.made import counted
-from tf_lossscale.diagnosis.report import HIGHEST, LOWEST, PrecisionReport, column
+from tf_lossscale.diagnosis.precision import HIGHEST, LOWEST, PrecisionReport, column
 
 # Values inside of their bins: 65520 is in the bin of 2**15, but infinite in float16; 2**-25 itself rounds to zero.
 VALUES = st.builds(
