@@ -39,7 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
             print(line(rows[-1]), flush=True)
             gc.collect()
     if not options.only:
-        renew(PAGE, {**tables(rows), "peak memory": memory(), "import": imports(), "machine": machine()})
+        renew(
+            PAGE,
+            {**tables(rows), "peak memory": memory(), "kept memory": kept(), "import": imports(), "machine": machine()},
+        )
 
 
 def line(row: dict[str, Any]) -> str:
@@ -62,6 +65,16 @@ def memory() -> str:
     for name in (steps.BARE, steps.OURS, steps.THEIRS):
         lines.append(_line(name, f"{float(_printed(code.format(MEMORY, name))):.0f} MB"))
     return "\n".join(lines)
+
+
+def kept() -> str:
+    """Measure the memory that stays in use when models are made and dropped, each wrapper in a process of its own."""
+    code = "from tools.benchmarks import steps; print(steps.kept_memory({!r}, {!r}))"
+    wrappers = (steps.BARE, steps.OURS, steps.THEIRS)
+    rows = ((family, *(float(_printed(code.format(family, name))) for name in wrappers)) for family in steps.FAMILIES)
+    return "\n".join(
+        [*_head("Adam of", *wrappers), *(_line(name, *(f"{n:.0f} KB" for n in row)) for name, *row in rows)]
+    )
 
 
 def imports(times: int = 5) -> str:
