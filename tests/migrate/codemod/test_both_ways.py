@@ -24,23 +24,16 @@ manager = Manager()
 optimizer = tf.contrib.mixed_precision.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
 result = optimizer._loss_scale_manager is manager, optimizer._opt.get_name()
 """,
-    "the state of a wrapper, read": """
-optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic_growth_steps=7)
-state = optimizer._loss_scale
-result = int(state.counter), int(state.growth_steps), float(state.multiplier), int(optimizer._loss_scale.counter)
-""",
-    "the state of a wrapper, assigned": """
+    "the state of a wrapper, assigned and read": """
 optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
 optimizer._loss_scale.growth_steps = 1
 optimizer._loss_scale.multiplier = 4.0
 optimizer._loss_scale.counter = 0
+state = optimizer._loss_scale
+before = int(state.counter), int(state.growth_steps), float(state.multiplier), int(optimizer._loss_scale.counter)
 weight = tf.Variable(1.0)
 optimizer.apply_gradients([(g, weight) for g in optimizer.get_unscaled_gradients([tf.constant(1.0)])])
-result = float(optimizer._loss_scale()), int(optimizer.dynamic_growth_steps)
-""",
-    "whether the global policy casts variables": """
-tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
-result = tf.keras.mixed_precision.experimental.global_policy().should_cast_variables
+result = before, float(optimizer._loss_scale()), int(optimizer.dynamic_growth_steps)
 """,
     "wrapped and read under the same condition": """
 class Trainer:
@@ -51,11 +44,6 @@ class Trainer:
     def inner(self):
         return self.optimizer._optimizer if self.mixed else self.optimizer
 result = [type(Trainer(tf.keras.optimizers.SGD(), mixed).inner()).__name__ for mixed in (True, False)]
-""",
-    "no policy": """
-tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
-tf.keras.mixed_precision.experimental.set_policy(None)
-result = tf.keras.mixed_precision.experimental.global_policy().name
 """,
     "private attributes of an optimizer that may be wrapped": """
 def unwrapped(optimizer):
@@ -88,10 +76,23 @@ class Settings:
 optimizer = Settings().build(tf.keras.optimizers.SGD())
 result = float(optimizer.loss_scale), tf.keras.mixed_precision.global_policy().name
 """,
-    "policies with float32 variables": """
-tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
-policy = tf.keras.mixed_precision.experimental.Policy("mixed_bfloat16")
-result = tf.keras.mixed_precision.experimental.global_policy().name, policy.compute_dtype
+    "policies with float32 variables, and none": """
+mp = tf.keras.mixed_precision.experimental
+mp.set_policy("mixed_float16")
+policies = mp.global_policy().name, mp.global_policy().should_cast_variables, mp.Policy("mixed_bfloat16").compute_dtype
+mp.set_policy(None)
+result = policies, mp.global_policy().name
+""",
+    "steps with each loss scale": """
+def steps(scale):
+    weight, trace = tf.Variable(1.0), []
+    optimizer = tf.keras.mixed_precision.experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), scale)
+    for factor in (1, 1, float("nan"), 1, 1, 1, float("nan"), 1, float("nan"), float("nan"), 1, 1, 1):
+        gradients = optimizer.get_unscaled_gradients([optimizer.get_scaled_loss(tf.constant(1.0)) * factor])
+        optimizer.apply_gradients(zip(gradients, [weight]))
+        trace += [float(weight), float(optimizer.loss_scale)]
+    return str(trace)
+result = [steps(scale) for scale in ("dynamic", 128, 2.0**6)]
 """,
 }
 

@@ -1,10 +1,13 @@
-"""The codemod's tables agree with the TensorFlow that is installed."""
+"""The codemod's tables agree with the TensorFlow that is installed, and with this package."""
 
 import importlib.util
 import pathlib
 
 import pytest
+import tensorflow as tf
 
+import tf_lossscale
+from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 
 TENSORFLOW = pathlib.Path(importlib.util.find_spec("tensorflow").origin).parent
@@ -16,3 +19,12 @@ def test_tensorflow_has_the_private_modules_that_are_not_gone(module):
     module = module.replace("keras.", "tensorflow.python.keras.") if module.startswith("keras.") else module
     path = TENSORFLOW.joinpath(*module.split(".")[1:]).with_suffix(".py")
     assert path.exists() != names.is_gone(module)
+
+
+def test_the_new_names_exist():
+    wanted = {old.new for old in table.OLD.values()} | {*table.MODULES.values()}
+    for dotted in wanted | {*table.WRAPPERS_WITH_OLD_ARGUMENTS.values(), names.HELPER, names.EXPERIMENTAL}:
+        root, *rest = dotted.split(".")
+        found = {"tf_lossscale": tf_lossscale, "keras": tf.keras}[root]
+        for part in rest:
+            found = getattr(found, part)
