@@ -4,6 +4,8 @@ import functools
 import gzip
 import json
 import pathlib
+import tarfile
+import tempfile
 
 import ml_dtypes
 import numpy as np
@@ -51,3 +53,23 @@ def passed_over(scale_before, scale_after, gradient, learning_rate):
     """
     applied = float(scale_after) >= scale_before
     return learning_rate * float(gradient) if applied and 2.0**126 < scale_before < np.inf else 0.0
+
+
+@functools.cache
+def _extracted():
+    folder = tempfile.TemporaryDirectory(prefix="checkpoints")
+    with tarfile.open(_DATA / "checkpoints.tar.gz") as archive:
+        archive.extractall(folder.name, filter="data")
+    return folder  # which is deleted when this process ends
+
+
+def checkpoints():
+    """Returns the folder of the originals' checkpoints, and the names of the folders in it."""
+    folder = pathlib.Path(_extracted().name)
+    return folder, sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def checkpoint(name):
+    """Returns the folder of one checkpoint and its `meta.json`."""
+    folder = checkpoints()[0] / name
+    return folder, json.loads((folder / "meta.json").read_text())

@@ -1,52 +1,36 @@
 """TensorFlow 1.15's files restore into graphs of today, and training goes on as it did there."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.conformance import recordings
-from tests.conformance.test_checkpoints import checkpoints  # noqa: F401
+from tests.conformance import checkpoints, recordings
 from tf_lossscale import legacy, migrate
 
 train = tf.compat.v1.train
-NAMES = [
-    f"tf1.15.5_{each}"
-    for each in ("mpls_adam_saver", "mpls_momentum_saver", "contrib_adam_saver", "mpls_adam_checkpoint")
-]
 
 
 class Graph:
     """The recorded program: two variables, a loss with placeholders for its gradients, a wrapped optimizer."""
 
     def __init__(self, meta):
-        self.weights = [
-            tf.compat.v1.get_variable(
-                name, initializer=np.zeros_like(recordings.array(meta["initial"][name], "float32"))
-            )
-            for name in ("w0", "w1")
-        ]
+        initial = {name: np.zeros_like(recordings.array(meta["initial"][name], "float32")) for name in ("w0", "w1")}
+        self.weights = [tf.compat.v1.get_variable(name, initializer=value) for name, value in initial.items()]
         self.global_step = train.create_global_step()
         name, kwargs = meta["optimizer"]
-        self.optimizer = self.wrapped(getattr(train, name)(**kwargs), meta)
+        inner = getattr(train, name)(**kwargs)
+        if "contrib" in meta["wrapper"]:
+            scale = legacy.ExponentialUpdateLossScaleManager(**meta["wrapper_kwargs"])
+            self.optimizer, self.scale = legacy.contrib.LossScaleOptimizer(inner, scale), scale.get_loss_scale
+        else:
+            self.scale = legacy.DynamicLossScale(**meta["wrapper_kwargs"])
+            self.optimizer = legacy.MixedPrecisionLossScaleOptimizer(inner, self.scale)
         self.fed = [tf.compat.v1.placeholder(tf.float32, weight.shape) for weight in self.weights]
         loss = tf.add_n([tf.reduce_sum(w * g) for w, g in zip(self.weights, self.fed)])
         self.step = self.optimizer.minimize(loss, global_step=self.global_step, var_list=self.weights)
 
-    def wrapped(self, inner, meta):
-        kwargs = meta["wrapper_kwargs"]
-        if "contrib" in meta["wrapper"]:
-            self.scale = legacy.ExponentialUpdateLossScaleManager(**kwargs)
-            return legacy.contrib.LossScaleOptimizer(inner, self.scale)
-        self.scale = legacy.DynamicLossScale(**kwargs)
-        return legacy.MixedPrecisionLossScaleOptimizer(inner, self.scale)
-
-    def scale_value(self):
-        return self.scale.get_loss_scale() if hasattr(self.scale, "get_loss_scale") else self.scale()
-
     def check(self, session, expected, where):
-        step, scale, *weights = session.run([self.global_step, self.scale_value(), *self.weights])
+        step, scale, *weights = session.run([self.global_step, self.scale(), *self.weights])
         assert step == expected["global_step"], where
         np.testing.assert_allclose(scale, expected["loss_scale"], 1e-6, err_msg=where)
         for name, weight in zip(("w0", "w1"), weights):
@@ -61,10 +45,10 @@ class Graph:
 
 
 @pytest.mark.table("tf1.15.5_mpls_adam_checkpoint", every=1)
-@pytest.mark.parametrize("name", NAMES)
-def test_training_goes_on_in_a_graph(checkpoints, name):  # noqa: F811
-    meta = json.loads((checkpoints / name / "meta.json").read_text())
-    path = str(checkpoints / name / "ckpt")
+@pytest.mark.parametrize("name", checkpoints.OF_TF1)
+def test_training_goes_on_in_a_graph(name):
+    folder, meta = recordings.checkpoint(name)
+    path = str(folder / "ckpt")
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         graph = Graph(meta)
         session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])

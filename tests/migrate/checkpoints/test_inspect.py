@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.conformance.test_checkpoints import checkpoints  # noqa: F401
-from tests.conformance.test_restore import FILES, OLD, model_files, names
+from tests.conformance import checkpoints, recordings
 from tf_lossscale import LossScaleOptimizer, cli
 
-MODELS = [name for name in model_files() if not name.endswith("_keras")]
+MODELS = [name for name in checkpoints.OF_MODELS if not name.endswith("_keras")]
 WRITERS = {
     "keras3": "Keras 3",
     "tf1": "TensorFlow 1.",
@@ -42,13 +41,13 @@ def written(folder, name="ckpt"):
     return tf.train.Checkpoint(v=tf.Variable([1.0, 2.0])).write(str(folder / name))
 
 
-@pytest.mark.parametrize("name", [*names(), *OLD, *MODELS])
-def test_it_shows_what_the_original_had_when_it_saved(checkpoints, capsys, name):  # noqa: F811
-    meta = json.loads((checkpoints / name / "meta.json").read_text())
-    kind = name.rpartition("_adam_")[2]
-    shown = inspect_json(checkpoints / name / FILES.get(kind, "ckpt"), capsys)
+@pytest.mark.parametrize("name", [*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1, *MODELS])
+def test_it_shows_what_the_original_had_when_it_saved(capsys, name):
+    _, meta = recordings.checkpoint(name)
+    shown = inspect_json(checkpoints.path(name), capsys)
     (optimizer,) = shown["optimizers"]
     saved = meta["at_save"]
+    iterations, loss_scale, counter = checkpoints.counts(saved)
     writer = next(text for prefix, text in WRITERS.items() if name.startswith(prefix))
     if name in MODELS and not name.endswith("weights_tf"):
         writer = "Keras 3" if "keras3" in name else "TensorFlow"  # these say a version instead
@@ -57,11 +56,10 @@ def test_it_shows_what_the_original_had_when_it_saved(checkpoints, capsys, name)
     # A fixed scale of tf_keras's new optimizers leaves no trace in the file.
     wrapped = "plain" not in name and name != "tfkeras2.21_new_lso_fixed_adam"
     assert (optimizer["wrapper"] is not None) == wrapped
-    assert optimizer["iterations"] == saved.get("iterations", saved.get("global_step"))
+    assert optimizer["iterations"] == iterations
     lost = name in MODELS and "keras3" not in name and name.endswith("_h5")
-    counter = saved.get("good_steps", saved.get("dynamic_counter"))
     there = wrapped and counter is not None and not lost
-    assert optimizer["loss_scale"] == (saved["loss_scale"] if there else None)
+    assert optimizer["loss_scale"] == (loss_scale if there else None)
     assert optimizer["counter"] == (counter if there else None)
     usual = {"momentum"} if "momentum" in name else {"m", "v"}
     assert optimizer["class"] == {"AdamOptimizer": "Adam", "MomentumOptimizer": "SGD"}.get(*2 * meta["optimizer"][:1])
@@ -72,8 +70,8 @@ def test_it_shows_what_the_original_had_when_it_saved(checkpoints, capsys, name)
         assert [each["shape"] for each in slot] == [each["shape"] for each in trained]
 
 
-def test_the_table_is_for_people(checkpoints, capsys):  # noqa: F811
-    code, printed = inspect(checkpoints / "tf2.8.4_lso_adam" / "ckpt", capsys)
+def test_the_table_is_for_people(capsys):
+    code, printed = inspect(checkpoints.path("tf2.8.4_lso_adam"), capsys)
     lines = printed.out.splitlines()
     assert code == 0
     assert lines == [line.rstrip() for line in lines]
@@ -212,9 +210,9 @@ DAMAGED = [
 ]
 
 
-def inspect_damaged(originals, name, content, folder, capsys):
+def inspect_damaged(name, content, folder, capsys):
     """Inspect a copy of a checkpoint, one of whose files has another content."""
-    shutil.copytree(originals / name.partition("/")[0], folder, dirs_exist_ok=True)
+    shutil.copytree(checkpoints.FOLDER / name.partition("/")[0], folder, dirs_exist_ok=True)
     part = folder / name.partition("/")[2]
     part.write_bytes(content)
     code, printed = inspect(folder / "model_savedmodel" if "model_savedmodel" in name else part, capsys)
@@ -226,10 +224,10 @@ def inspect_damaged(originals, name, content, folder, capsys):
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_file_that_is_cut_short_is_an_error_that_names_it(checkpoints, tmp_path, capsys, name):  # noqa: F811
-    good = (checkpoints / name).read_bytes()
+def test_a_file_that_is_cut_short_is_an_error_that_names_it(tmp_path, capsys, name):
+    good = (checkpoints.FOLDER / name).read_bytes()
     for length in (0, 1, len(good) // 3, len(good) // 2, len(good) - 1):
-        code, error = inspect_damaged(checkpoints, name, good[:length], tmp_path / str(length), capsys)
+        code, error = inspect_damaged(name, good[:length], tmp_path / str(length), capsys)
         # A protocol buffer may be cut between two of its fields.
         assert code == 2 or (name.endswith(".pb") and length == len(good) // 2)
         damaged = "is truncated|because the file is truncated or damaged|neither a checkpoint nor an .h5 model"
@@ -237,14 +235,14 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(checkpoints, tmp_pat
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_bytes_that_are_not_as_written_give_an_error_and_never_a_crash(checkpoints, tmp_path, capsys, name):  # noqa: F811
-    good = np.frombuffer((checkpoints / name).read_bytes(), np.uint8)
+def test_bytes_that_are_not_as_written_give_an_error_and_never_a_crash(tmp_path, capsys, name):
+    good = np.frombuffer((checkpoints.FOLDER / name).read_bytes(), np.uint8)
     rng = np.random.default_rng(5)
     codes = set()
     for _ in range(25):
         bad = good.copy()
         bad[rng.integers(0, len(bad), 8)] ^= rng.integers(1, 256, 8).astype(np.uint8)
-        codes.add(inspect_damaged(checkpoints, name, bad.tobytes(), tmp_path / "copy", capsys)[0])
+        codes.add(inspect_damaged(name, bad.tobytes(), tmp_path / "copy", capsys)[0])
     assert 2 in codes or not name.endswith(".index")
 
 
