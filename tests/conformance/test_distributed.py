@@ -1,26 +1,16 @@
 """Recorded steps under MirroredStrategy, with gradients that differ per replica."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests import loops, strategies
+from tests import strategies
 from tests.conformance import recordings, replay
-
-FILES = ["lso_tf24", "lso_tf28", "lso_tfkeras221_legacy", "lso_tfkeras221_new", "keras3_lso"]
 
 # Keras 3 looks only at the gradient of replica 0 and applies the NaN of another. There, what TensorFlow 2.8 did with
 # the same gradients is what we do around all optimizers; Keras 3's contract does not count skips.
 RIGHT = "lso_tf28"
-
-
-def on_each_replica(strategy, variable):
-    """A variable's values; a keras.Variable holds the one that a strategy made."""
-    variable = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
-    return [float(v) for v in strategy.experimental_local_results(variable)]
 
 
 def is_right(recording, name):
@@ -30,15 +20,12 @@ def is_right(recording, name):
 
 
 def cases():
-    """What is to be replayed: equal recordings of the same classes once."""
-    seen = []
-    for recording in FILES:
+    for recording in replay.OPTIMIZERS:
         for name in recordings.load(recording)["distributed"]:
             source = recording if is_right(recording, name) else RIGHT
             recorded = recordings.load(source)["distributed"].get(name)
-            if recorded is not None and (replay.OPTIMIZERS[recording], name, recorded) not in seen:
-                seen.append((replay.OPTIMIZERS[recording], name, recorded))
-                yield recording, source, name
+            if recorded is not None:
+                yield recording, source, name, recorded
 
 
 @pytest.mark.table(
@@ -50,60 +37,30 @@ def cases():
     "keras3_lso-lso_tf28-both_sometimes|adam|dynamic|tf.function",
     every=7,
 )
-@pytest.mark.parametrize(("recording", "source", "name"), list(cases()))
+@pytest.mark.parametrize(("recording", "source", "name"), list(replay.once(cases())))
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
-    strategy = strategies.get("mirrored_2")
     recorded = recordings.load(source)["distributed"][name]
-    optimizer_name, kwargs = recorded["optimizer"]
-    keras3 = recording == "keras3_lso"
-
-    values = functools.partial(on_each_replica, strategy)
-
-    with strategy.scope():
-        variable = tf.Variable(1.0)
-        inner = getattr(replay.OPTIMIZERS[recording], optimizer_name)(**kwargs)
-        optimizer = tf_lossscale.LossScaleOptimizer(inner, **recorded["config"])
-
-    def replica_step(gradients):
-        index = tf.distribute.get_replica_context().replica_id_in_sync_group
-        gradient = tf.gather(gradients, index)
-        if keras3:
-            with tf.GradientTape() as tape:
-                loss = optimizer.scale_loss(variable * gradient)
-            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
-        else:
-            loops.step(optimizer, lambda: variable * gradient, [variable])
-
-    def step(gradients):
-        strategy.run(replica_step, args=(gradients,))
-
-    run = tf.function(step) if name.endswith("tf.function") else step
-    expected = recorded["result"]["ok"]
-    applied = 0
-    for i, gradients in enumerate(recorded["gradients"]):
-        before = int(values(optimizer.iterations)[0])
-        run(tf.constant(recordings.array(gradients), tf.float32))
-        want = {key: [float(x) for x in expected[key][i]] for key in ("v", "loss_scale")}
+    keras3, is_adam = recording == "keras3_lso", recorded["optimizer"][0] != "SGD"
+    expected, applied = recorded["result"]["ok"], 0
+    for i, (optimizer, variable) in enumerate(replay.distributed(recording, recorded, name.endswith("tf.function"))):
+        values = replay.on_each_replica(variable)
+        want = {key: [float(x) for x in expected[key][i]] for key in ("v", "loss_scale", "iterations")}
         if not np.isfinite(want["v"]).all():
             # After an infinite gradient (fixed scale): -inf, or NaN where an optimizer has a momentum of 0 times inf.
-            assert not np.isfinite(values(variable)).any(), i
-        elif optimizer_name == "SGD" or not keras3 or source == recording:
+            assert not np.isfinite(values).any(), i
+        elif not (is_adam and keras3 and source != recording):
             # Otherwise Keras 3's Adam corrects its bias by another count of steps, as skipped ones do not count.
-            assert values(variable) == pytest.approx(want["v"], rel=1e-5), i
-        assert len(set(values(variable))) == 1 or not np.isfinite(values(variable)).all(), i
+            assert values == pytest.approx(want["v"], rel=1e-5), i
+        assert len(set(values)) == 1 or not np.isfinite(values).all(), i
         assert float(optimizer.loss_scale) == want["loss_scale"][0], i
+        skipped = False
         if optimizer.dynamic:
-            assert values(optimizer.dynamic_counter) == [float(x) for x in expected["dynamic_counter"][i]], i
-            skipped = bool(strategy.experimental_local_results(optimizer.last_step_skipped)[0])
-        else:
-            skipped = False
-        if keras3:
-            assert values(optimizer.iterations) == [before + (not skipped)] * 2, i
-            applied += not skipped
-        if not keras3 or source == recording:
-            assert values(optimizer.iterations)[0] == float(expected["iterations"][i][0]), i
-    if keras3:
-        assert values(optimizer.iterations) == [applied, applied]
+            assert replay.on_each_replica(optimizer.dynamic_counter) == expected["dynamic_counter"][i], i
+            skipped = replay.on_each_replica(optimizer.last_step_skipped)[0]
+        applied += not skipped
+        iterations = replay.on_each_replica(optimizer.iterations)
+        assert iterations == ([applied] * 2 if keras3 else want["iterations"]), i
+        assert iterations == want["iterations"] or source != recording, i
 
 
 # Strategies of the recordings. TensorFlow 2.21's own collectives failed for the second MirroredStrategy of a process;
@@ -146,9 +103,9 @@ def test_a_step_under_each_recorded_strategy(recording, name, made):
         strategy.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), variable)]))
 
     step()
-    for value in on_each_replica(strategy, variable):
+    for value in replay.on_each_replica(variable):
         assert value == pytest.approx(expected)
-    assert set(on_each_replica(strategy, optimizer.dynamic_counter)) == {1}
+    assert set(replay.on_each_replica(optimizer.dynamic_counter)) == {1}
 
 
 @pytest.mark.parametrize("recording", ["lso_tf28", "lso_tfkeras221_new", "keras3_lso"])
@@ -165,4 +122,4 @@ def test_a_step_in_a_cross_replica_context_is_the_recorded_error(recording):
         with pytest.raises(ValueError, match="replica context"):
             optimizer.minimize(lambda: variable * 2.0, [variable])
     assert float(optimizer.loss_scale) == 2.0**15
-    assert on_each_replica(strategy, optimizer.iterations) == [0, 0]
+    assert replay.on_each_replica(optimizer.iterations) == [0, 0]

@@ -6,9 +6,13 @@ import logging
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from tests.conformance import probes, recordings
+import tf_lossscale
+from tests.conformance import recordings, replay
 from tests.conformance.record import calls
+from tf_lossscale import legacy
+from tf_lossscale.legacy import experimental
 
 # Family of the replay -> the recording it is compared with: Keras 3 has the calls of TensorFlow 2.8 here.
 EXPECTED = {
@@ -17,13 +21,39 @@ EXPECTED = {
     "lso_tfkeras221_legacy": "lso_tfkeras221_legacy",
     "lso_tfkeras221_new": "lso_tfkeras221_new",
     "keras3_lso": "lso_tf28",
+    replay.EXPERIMENTAL: replay.EXPERIMENTAL,
 }
 TABLES = calls.TABLES
 ERRORS = {"AttributeError": AttributeError, "KeyError": KeyError, "TypeError": TypeError, "ValueError": ValueError}
 
+
+class Bench(calls.Bench):
+    """A bench of this package's wrapper with the optimizers of a recording."""
+
+    LossScaleOptimizer = tf_lossscale.LossScaleOptimizer
+
+    def __init__(self, recording):
+        super().__init__()
+        self.optimizers = replay.OPTIMIZERS[recording]
+        self.library = tf.keras if self.optimizers is tf.keras.optimizers else tf_keras
+
+
+class ExperimentalBench(Bench):
+    """A bench of the experimental wrapper."""
+
+    LossScaleOptimizer = experimental.LossScaleOptimizer
+    DynamicLossScale = legacy.DynamicLossScale
+    arguments = ("dynamic",)
+
+    def wrap(self, name="SGD", kwargs=None, initial_scale=8.0, dynamic_growth_steps=2000):
+        kwargs = {"learning_rate": 0.1} if kwargs is None else kwargs
+        config = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
+        return replay.wrap(replay.EXPERIMENTAL, name, kwargs, **config)
+
+
 SKIPPED = {"v": [1.0, 2.0], "scale": 4.0, "counter": 0.0}
 WITHOUT_SHAPE = {"v": [0.9, 2.0], "scale": 8.0, "counter": 1.0}
-NEW = ("lso_tfkeras221_new", "keras3_lso")
+OLD = replay.EXPERIMENTAL
 SCHEDULES = "learning_rate schedule: wrapper.l*r*"
 
 # (family, probe) patterns -> (our result or error, why).
@@ -33,7 +63,7 @@ DIFFERENCES = {
         SKIPPED,
         "TensorFlow 2.21 looks at the rows one by one and applies a step that makes weights infinite",
     ),
-    ("lso_tf24", "IndexedSlices without dense_shape"): (WITHOUT_SHAPE, "no dense shape is needed, as in 2.21"),
+    (f"lso_tf24 {OLD}", "IndexedSlices without dense_shape"): (WITHOUT_SHAPE, "no dense shape is needed, as in 2.21"),
     ("*", "wrapping the same inner again after the first wrapper is gone"): (
         "LossScaleOptimizer",
         "a notebook cell can be run twice",
@@ -44,7 +74,7 @@ DIFFERENCES = {
         "an error of ours, before anything has changed",
     ),
     ("*", "apply_gradients skip_gradients_aggregation=True"): (None, "both families' keywords are honoured in each"),
-    ("lso_tfkeras221_new", "minimize with grad_loss"): ([0.4, 1.4], "minimize has grad_loss for every family"),
+    (f"lso_tfkeras221_new {OLD}", "minimize with grad_loss"): ([0.4, 1.4], "minimize has grad_loss for every family"),
     ("lso_tfkeras221_new", "get_weights of a built Adam wrapper"): (
         [1, [0.05, -0.05], [0.00025, 0.00025]],
         "get_weights is there for every family",
@@ -55,9 +85,12 @@ DIFFERENCES = {
         [1, [0.05, -0.05], [0.00025, 0.00025], 8.0, 1],
         "h5 files hold the optimizer's `variables`: the scale survives in them",
     ),
-    ("lso_tf24", 'learning_rate = "x"'): (ValueError, "refused, as in 2.21: the next step would stumble over it"),
+    (f"lso_tf24 {OLD}", 'learning_rate = "x"'): (
+        ValueError,
+        "refused, as in 2.21: the next step would stumble over it",
+    ),
     ("*", "copy.deepcopy(wrapper)"): ("LossScaleOptimizer", "deepcopy works for every family"),
-    ("lso_tfkeras221_new", "wrapper.beta_1 = 0.0 after first step (Adam)"): (
+    (f"lso_tfkeras221_new {OLD}", "wrapper.beta_1 = 0.0 after first step (Adam)"): (
         {"after": [0.97735, 1.99735], "inner_beta_1": 0.0, "wrapper_beta_1": 0.0},
         "hyperparameters reach the inner optimizer, as the documentation has it",
     ),
@@ -82,6 +115,11 @@ DIFFERENCES = {
     ("*", "custom inner class without custom_objects"): (
         TypeError,
         "tf_keras 2.21's and Keras 3's error says what to do",
+    ),
+    (OLD, "minimize(tensor, tape=tape)"): ({"v": [0.8, 1.6], "scale": 8.0}, "every name has the arguments of 2.4"),
+    (OLD, "wrapper.momentum = 0.9 on SGD built without momentum"): (
+        {"v_after_2_steps": [0.8, 1.8], "inner_momentum": 0.9},
+        "hyperparameters reach the inner optimizer, as the documentation of 2.4 has it",
     ),
     # What Keras 3's optimizers do differently when they are not wrapped.
     ("keras3_lso", "variables of a built Adam wrapper"): (
@@ -126,12 +164,21 @@ WHERE_THE_CLASS_IS = ("module", "registered_name", "how")
 NOT_IN_KERAS_3 = {"add_slot", "add_weight", "decay", "get_slot", "get_slot_names", "get_updates"}
 
 
+def bench(family):
+    return (ExperimentalBench if family == replay.EXPERIMENTAL else Bench)(family)
+
+
+def table_of(family, section):
+    """The calls to a family, by their names in a part of its recording."""
+    return {**TABLES[section], **(calls.EXPERIMENTAL if family == replay.EXPERIMENTAL else {})}
+
+
 def difference(family, probe):
     """The last entry that fits: those of one family come after those of all."""
     fitting = [
         entry
         for (families, pattern), entry in DIFFERENCES.items()
-        if fnmatch.fnmatchcase(family, families) and fnmatch.fnmatchcase(probe, pattern)
+        if any(fnmatch.fnmatchcase(family, each) for each in families.split()) and fnmatch.fnmatchcase(probe, pattern)
     ]
     return fitting[-1] if fitting else None
 
@@ -176,7 +223,7 @@ def check(family, probe, call, recorded):
         expected = comparable(recorded["ok"])
     is_error = isinstance(expected, (type, tuple))
     try:
-        got = call(probes.Bench(family))
+        got = call(bench(family))
     except Exception as error:
         return None if is_error and isinstance(error, expected) else f"{probe}: {error!r}, expected {expected}"
     if probe.startswith("dir(wrapper)"):
@@ -193,6 +240,7 @@ def check(family, probe, call, recorded):
     "lso_tfkeras221_new-api_probes",
     "lso_tf28-warnings",
     "keras3_lso-errors",
+    *(f"lso_experimental_tf23-{section}" for section in TABLES),
     every=1,
 )
 @pytest.mark.parametrize("section", TABLES)
@@ -201,7 +249,7 @@ def test_calls_do_what_the_recorded_ones_did(family, section):
     recorded = recordings.load(EXPECTED[family])[section]
     failures = [
         failure
-        for probe, call in TABLES[section].items()
+        for probe, call in table_of(family, section).items()
         if probe in recorded and (failure := check(family, probe, call, recorded[probe]))
     ]
     assert not failures, "\n".join(failures)
@@ -209,7 +257,7 @@ def test_calls_do_what_the_recorded_ones_did(family, section):
 
 # Recorded probes that no call here stands for, with the reason; the others that are not in the tables fail the test.
 ELSEWHERE = {
-    "LSO(SGD, *": "test_api.py reads the arguments from the name",
+    "LSO(SGD, *": "test_api.py and test_experimental.py read the arguments from the name",
     "experimental.*": "the experimental class has recordings of its own",
     "LossScaleOptimizerV1 *": "the same",
     "*LossScaleOptimizerV3*": "there is one public class",
@@ -227,6 +275,11 @@ ELSEWHERE = {
     "round trip of *": "the same",
     "scale *": "test_api.py: the numbers of scaling",
     "state attributes, *": "test_api.py: the state",
+    "custom LossScale subclass": "tests/legacy/test_own_loss_scales.py",
+    "clipnorm inner": "test_traces.py: clipping optimizers are taken",
+    "set wrapper.clipnorm": "the same",
+    "get_scaled_loss(None)": "test_api.py: the numbers of scaling",
+    "get_scaled_loss(python float)": "a number is made a tensor",
 }
 
 
@@ -236,7 +289,8 @@ def test_no_recorded_call_is_left_out(family, section):
     left_out = [
         probe
         for probe in recordings.load(family)[section]
-        if probe not in TABLES[section] and not any(fnmatch.fnmatchcase(probe, pattern) for pattern in ELSEWHERE)
+        if probe not in table_of(family, section)
+        and not any(fnmatch.fnmatchcase(probe, pattern) for pattern in ELSEWHERE)
     ]
     assert not left_out
 
@@ -257,7 +311,7 @@ def test_the_recorded_warnings_are_given_once(family):
         logger = logging.getLogger("absl")
         logger.addHandler(handler)
         try:
-            calls.WARNINGS[probe](probes.Bench(family))
+            calls.WARNINGS[probe](bench(family))
         finally:
             logger.removeHandler(handler)
         forgotten = [m.split(" before calling ")[0] for m in handler.messages if "You forgot" in m]
