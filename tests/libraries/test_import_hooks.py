@@ -55,12 +55,28 @@ def when_imported():
     assert [finder for finder in sys.meta_path if finder not in before] == []
 
 
-def test_an_action_waits_for_the_import(package, when_imported):
+@pytest.mark.parametrize(
+    ("name", "after", "counts"),
+    [
+        ("a_package", [], [1, 1]),
+        ("a_package.part", [], [1, 1]),
+        ("a_package.part", ["a_package"], [1, 1]),
+        ("a_package.later", [], [0, 1]),
+        ("a_package.part", ["a_package.later"], [0, 1]),
+        ("a_package.later", ["a_package.part"], [0, 1]),
+    ],
+)
+def test_an_action_runs_once_when_its_module_and_those_that_it_needs_are_complete(
+    package, when_imported, name, after, counts
+):
     seen = []
-    when_imported(package, lambda module: seen.append(module.__name__))
+    when_imported(name, lambda module: seen.append((module.__name__, sys.modules[package].complete)), after=after)
     assert seen == []
-    importlib.import_module(package)
-    assert seen == [package]
+    for imported, count in zip((package, f"{package}.later"), counts, strict=True):
+        importlib.import_module(imported)
+        assert seen == [(name, True)] * count
+    importlib.reload(sys.modules[name])
+    assert len(seen) == 1
 
 
 def test_an_action_never_runs_for_a_module_that_must_not_be_imported(package, when_imported, monkeypatch):
@@ -77,13 +93,6 @@ def test_an_action_runs_at_once_where_the_module_is_there(package, when_imported
     importlib.import_module(package)
     when_imported(f"{package}.part", lambda module: seen.append(module.value))
     assert seen == [1]
-
-
-def test_an_action_for_a_part_finds_the_package_complete(package, when_imported):
-    seen = []
-    when_imported(f"{package}.part", lambda module: seen.append(sys.modules[package].complete))
-    importlib.import_module(package)
-    assert seen == [True]
 
 
 def test_an_action_waits_for_the_module_of_ours_that_imports_the_package(package, when_imported, module_of_ours):
@@ -110,41 +119,6 @@ def test_an_action_runs_where_the_module_of_ours_that_imports_the_package_fails(
     with pytest.raises(ImportError, match="optional"):
         importlib.import_module(ours)
     assert seen == [True]
-
-
-@pytest.mark.parametrize("names", [("part", "later"), ("later", "part")])
-def test_an_action_waits_for_all_the_modules_that_it_needs(package, when_imported, names):
-    seen = []
-    module, other = (f"{package}.{name}" for name in names)
-    when_imported(module, lambda module: seen.append(module.__name__), after=[other])
-    importlib.import_module(package)
-    assert seen == []
-    importlib.import_module(f"{package}.later")
-    assert seen == [module]
-
-
-def test_an_action_finds_all_the_modules_that_it_needs_complete(package, when_imported):
-    seen = []
-    when_imported(f"{package}.part", lambda module: seen.append(sys.modules[package].complete), after=[package])
-    importlib.import_module(package)
-    assert seen == [True]
-
-
-def test_a_part_that_is_imported_later_is_seen_then(package, when_imported):
-    seen = []
-    when_imported(f"{package}.later", lambda module: seen.append(module.value))
-    importlib.import_module(package)
-    assert seen == []
-    importlib.import_module(f"{package}.later")
-    assert seen == [2]
-
-
-def test_an_action_runs_once(package, when_imported):
-    seen = []
-    when_imported(package, seen.append)
-    importlib.import_module(package)
-    importlib.reload(sys.modules[package])
-    assert len(seen) == 1
 
 
 def test_a_cancelled_action_does_not_run(package, when_imported):
