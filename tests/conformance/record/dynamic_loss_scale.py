@@ -1,13 +1,11 @@
 """Records the loss scales of TensorFlow 1.15, of 2.3, and of compat.v1 in 2.21, such as `DynamicLossScale`."""
 
 import contextlib
-import os
-import tempfile
 
 import numpy as np
 import tensorflow as tf
 
-from .values import array, outcome, plain, type_name, typed
+from .values import array, outcome, plain, typed
 
 V1 = tf.__version__.startswith("1.")
 if V1:
@@ -222,91 +220,6 @@ def is_expression(probe):
     return probe.startswith(("construct D", "construct F", "get("))
 
 
-@contextlib.contextmanager
-def in_mode(mode):
-    """Enter a TF1 graph if the mode is a graph mode. Other modes, including "function", start in eager mode."""
-    if not mode.startswith("graph"):
-        yield
-        return
-    with control_flow(mode == "graph_cfv2" if V1 else mode == "graph"), tf.Graph().as_default():
-        yield
-
-
-def subclass(*methods):
-    """Create an object of a class that derives from LossScale and defines methods."""
-
-    def method(self, *args):
-        return {}
-
-    made = type("Full" if len(methods) == 3 else "Partial", (MODULE.LossScale,), dict.fromkeys(methods, method))()
-    return {"from_config_type": type(type(made).from_config({})).__name__}
-
-
-def set_attribute(name):
-    setattr(MODULE.DynamicLossScale(), name, 3)
-
-
-def return_types():
-    """Return the types that the methods of both classes of loss scales return."""
-    dynamic, fixed = MODULE.DynamicLossScale(8.0), MODULE.FixedLossScale(4.0)
-    weights = {key if isinstance(key, str) else key[0]: v for key, v in dynamic._weights.items()}
-    update, should = dynamic.update([tf.constant(1.0)])
-    fixed_update, fixed_should = fixed.update([tf.constant(1.0)])
-    return {
-        "dynamic_update_op": type_name(update),
-        "dynamic_should": type_name(should),
-        "should_dtype": should.dtype.name,
-        "should_shape": should.shape.as_list(),
-        "fixed_update_op": None if fixed_update is None else type_name(fixed_update),
-        "fixed_should": typed(fixed_should),
-        "call_dtype": dynamic().dtype.name,
-        "call_shape": dynamic().shape.as_list(),
-        "fixed_call_dtype": fixed().dtype.name,
-        "fixed_call": float(fixed()) if tf.executing_eagerly() else None,
-        "weights": [[key, v.name, v.dtype.name, v.trainable] for key, v in sorted(weights.items())],
-    }
-
-
-def checkpoint(restored):
-    """Save a loss scale after three finite updates. Return the restored state, or the keys in the file."""
-    saved = MODULE.DynamicLossScale(8.0, 2, 2.0)
-    for _ in range(3):
-        saved.update([tf.constant(1.0)])
-    with tempfile.TemporaryDirectory() as folder:
-        path = tf.train.Checkpoint(ls=saved).save(os.path.join(folder, "ckpt"))
-        if not restored:
-            return sorted(name for name, _ in tf.train.list_variables(path))
-        other = MODULE.DynamicLossScale(32.0, 5, 3.0)
-        tf.train.Checkpoint(ls=other).restore(path)
-    return {
-        "saved": [float(saved()), int(saved._num_good_steps)],
-        "restored_into_other_config": [float(other()), int(other._num_good_steps)],
-        "config_after_restore": plain(other.get_config()),
-        "repr": repr(other),
-    }
-
-
-#: The cases whose names are not expressions: the function of each, and the modes in which it is recorded.
-CALLS = {
-    "construct subclass missing update,get_config": (lambda: subclass("__call__"), MODES),
-    "construct full subclass": (lambda: subclass("__call__", "update", "get_config"), MODES),
-    "set initial_loss_scale": (lambda: set_attribute("initial_loss_scale"), MODES),
-    "set increment_period": (lambda: set_attribute("increment_period"), MODES),
-    "return types": (return_types, MODES),
-    "checkpoint keys (tf.train.Checkpoint(ls=DynamicLossScale()))": (lambda: checkpoint(False), ("eager", "function")),
-    "checkpoint restore keeps config of the new object": (lambda: checkpoint(True), ("eager", "function")),
-}
-
-
-def in_modes(call, modes):
-    """Record a call in each mode."""
-    found = {}
-    for mode in modes:
-        with in_mode(mode):
-            found[mode] = outcome(call)
-    return found
-
-
 def record(name, cases, chosen):
     """Return the recording with the inputs of `cases`; `chosen(part, case)` says which cases are run."""
     del name
@@ -322,8 +235,8 @@ def record(name, cases, chosen):
         "odd_gradients": each("odd_gradients", single),
         "distributed_cases": each("distributed_cases", distributed),
         "api_probes": {
-            probe: in_modes(*CALLS[probe]) if probe in CALLS else constructed(probe)
+            probe: constructed(probe)
             for probe in cases["api_probes"]
-            if (probe in CALLS or is_expression(probe)) and chosen("api_probes", probe)
+            if is_expression(probe) and chosen("api_probes", probe)
         },
     }

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from . import calls, training, unshared_calls
+from . import calls, training
 from .values import array, outcome, plain, type_name, typed
 
 
@@ -258,25 +258,37 @@ def distributed(original, case, compiled):
     return dict(case, result=outcome(run))
 
 
+def created_outside(original):
+    """Create an optimizer outside a strategy's scope, take a step under the strategy, and return the variable."""
+    optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {"initial_scale": 8.0, "dynamic_growth_steps": 2000})
+    with mirrored().scope():
+        variable = tf.Variable(1.0)
+    mirrored().run(lambda: optimizer.apply_gradients([(tf.constant(1.0), variable)]))
+    return float(variable.numpy())
+
+
+def cross_replica(original, call):
+    with mirrored().scope():
+        variable = tf.Variable(1.0)
+        optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {})
+        call(optimizer, variable)
+
+
+#: The recorded cases of `strategies`, each a function of the original.
+STRATEGIES = {
+    "MirroredStrategy(2 cpus) / constructed outside, applied in strategy.run": created_outside,
+    "apply_gradients in cross-replica context": lambda original: cross_replica(
+        original, lambda optimizer, variable: optimizer.apply_gradients([(tf.constant(1.0), variable)])
+    ),
+    "minimize in cross-replica context": lambda original: cross_replica(
+        original, lambda optimizer, variable: optimizer.minimize(lambda: variable * 2.0, [variable])
+    ),
+}
+
+
 def under_strategy(original, probe):
-    """Record whether an optimizer can be created and take a step under a strategy, or in its cross-replica context."""
-
-    def cross_replica(call):
-        with mirrored().scope():
-            variable = tf.Variable(1.0)
-            optimizer = original.wrap("SGD", {"learning_rate": 0.1}, {})
-            call(optimizer, variable)
-
-    calls_by_name = {
-        **{name: lambda call=call: call(original, mirrored()) for name, call in unshared_calls.STRATEGIES.items()},
-        "apply_gradients in cross-replica context": lambda: cross_replica(
-            lambda optimizer, variable: optimizer.apply_gradients([(tf.constant(1.0), variable)])
-        ),
-        "minimize in cross-replica context": lambda: cross_replica(
-            lambda optimizer, variable: optimizer.minimize(lambda: variable * 2.0, [variable])
-        ),
-    }
-    return outcome(calls_by_name[probe]) if probe in calls_by_name and not original.keras3 else None
+    """Record a step under a strategy, or in its cross-replica context. For other cases, return None."""
+    return outcome(STRATEGIES[probe], original) if probe in STRATEGIES and not original.keras3 else None
 
 
 def scaling(original, probe, recorded):
@@ -410,7 +422,7 @@ def bench(original):
 
 
 def called(original, section, probe, recorded, cases):
-    """Record the call with this name. If no program makes this call, return None."""
+    """Record the call with this name. If no test reads the result of this call, return None."""
     if original.keras3:
         call = SCALE_LOSS.get(probe)
         return call and outcome(lambda: typed(call(original.wrap("SGD", {}, {"initial_scale": 2.5}))))
@@ -425,17 +437,10 @@ def called(original, section, probe, recorded, cases):
         in_config = re.match(r"get_config, config (\w+)$", probe)
         if of_scale:
             call = lambda b: original.described(of_scale.group(1))  # noqa: E731
-        elif in_config and in_config.group(1) in unshared_calls.EXPERIMENTAL_CONFIGS:
-            given = unshared_calls.EXPERIMENTAL_CONFIGS[in_config.group(1)]
+        elif in_config and in_config.group(1) in calls.EXPERIMENTAL_CONFIGS:
+            given = calls.EXPERIMENTAL_CONFIGS[in_config.group(1)]
             call = lambda b: original.wrap("SGD", {"learning_rate": 0.1}, given).get_config()  # noqa: E731
-        elif probe == "custom LossScale subclass":
-            call = lambda b: unshared_calls.subclass_of_loss_scale(original, b)  # noqa: E731
-        elif state:
-            given = unshared_calls.EXPERIMENTAL_CONFIGS[state.group(1)]
-            call = lambda b: unshared_calls.state_attributes(  # noqa: E731
-                original.wrap("SGD", {"learning_rate": 0.1}, given), sorted(recorded.get("ok", ()))
-            )
-        elif call is None and of_sgd:
+        elif call is None and (of_sgd or state):
             return None
     if call is None and of_sgd:
         scope = {"tf": tf, "np": np, "nan": float("nan"), "inf": float("inf")}
@@ -449,9 +454,8 @@ def called(original, section, probe, recorded, cases):
         name, kwargs = optimizers_of(cases)[config.group(1)]
         given = {"initial_scale": 256.0, "dynamic_growth_steps": 7}
         call = lambda b: original.wrap(name, kwargs, given).get_config()  # noqa: E731
-    elif call is None:
-        call = unshared_calls.call_of(original, probe, recorded, optimizers_of(cases))
-        return call and outcome(lambda: plain(call(bench(original))))
+    if call is None:
+        return None
     with Messages() as messages:
         result = outcome(lambda: plain(call(bench(original))))
     return dict(result, logs=messages.found) if messages.found or section == "warnings" else result
