@@ -21,10 +21,14 @@ DIFFERENCES = {
         False,
         "rows with the same index are summed when they are applied: the sum is what counts, as TensorFlow 1.15 had it",
     ),
-    ("dynamic_loss_scale_tf115", "slices_without_dense_shape_inf"): (False, "no dense shape is needed to check them"),
-    ("dynamic_loss_scale_tf23", "slices_without_dense_shape_inf"): (False, "the same"),
-    ("dynamic_loss_scale_tf115", "slices_without_dense_shape_finite"): (True, "the same"),
-    ("dynamic_loss_scale_tf23", "slices_without_dense_shape_finite"): (True, "the same"),
+    **{
+        (recording, f"slices_without_dense_shape_{value}"): (
+            value == "finite",
+            "no dense shape is needed to check them",
+        )
+        for recording in SCALES[:2]
+        for value in ("inf", "finite")
+    },
 }
 
 
@@ -36,10 +40,8 @@ def structure(spec, make=tf.constant, make_slices=slices):
     """The gradients that a recorded spec describes; `make` makes a tensor of an array and a dtype."""
     if spec is None:
         return None
-    if isinstance(spec, list):
-        return [structure(s, make, make_slices) for s in spec]
-    if "list" in spec:
-        return [structure(s, make, make_slices) for s in spec["list"]]
+    if isinstance(spec, list) or "list" in spec:
+        return [structure(s, make, make_slices) for s in (spec if isinstance(spec, list) else spec["list"])]
     if "dict" in spec:
         return {key: structure(s, make, make_slices) for key, s in spec["dict"].items()}
     if "slices" in spec:
@@ -50,9 +52,7 @@ def structure(spec, make=tf.constant, make_slices=slices):
         return make(recordings.array(spec["dense"]), spec["dtype"])
     if "numpy" in spec:
         return recordings.array(spec["numpy"], "float32")
-    if "python_int" in spec:
-        return spec["python_int"]
-    return [float(v) for v in spec["python"]]
+    return spec["python_int"] if "python_int" in spec else [float(v) for v in spec["python"]]
 
 
 def by_arguments(cases):
@@ -63,7 +63,7 @@ def by_arguments(cases):
     return [pytest.param(names, id=names[0].split("/")[0]) for names in lists.values()]
 
 
-class Running:
+class Running(contextlib.AbstractContextManager):
     """A loss scale in one mode."""
 
     def __init__(self, mode, make):
@@ -83,9 +83,6 @@ class Running:
         elif self.scale is not None:
             self._initial = [(variable, variable.numpy()) for variable in self.scale.variables]
         self.updates, self._read = {}, None
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *error):
         self.stack.close()
@@ -246,10 +243,9 @@ def test_per_replica_gradients_are_all_looked_at(recording, context, compiled):
 @pytest.mark.parametrize("recording", SCALES)
 def test_constructors_configs_and_get_are_as_recorded(recording):
     scope = {"D": legacy.DynamicLossScale, "F": legacy.FixedLossScale, "np": np, "tf": tf, "get": legacy.get}
-    scope.update(
-        inf=float("inf"), nan=float("nan"), full={"initial_loss_scale": 4, "increment_period": 3, "multiplier": 3}
-    )
-    scope["object"] = object
+    scope |= {"inf": float("inf"), "nan": float("nan"), "object": object}
+    scope["full"] = {"initial_loss_scale": 4, "increment_period": 3, "multiplier": 3}
+    errors = {"OverflowError": OverflowError, "TypeError": TypeError, "ValueError": ValueError}
     probes = 0
     for probe, by_mode in recordings.load(recording)["api_probes"].items():
         recorded = by_mode["eager"]
@@ -258,7 +254,6 @@ def test_constructors_configs_and_get_are_as_recorded(recording):
             continue
         probes += 1
         if "error" in recorded:
-            errors = {"OverflowError": OverflowError, "TypeError": TypeError, "ValueError": ValueError}
             with pytest.raises(errors[recorded["error"]["type"]]):
                 eval(expression, scope)
             continue
@@ -331,11 +326,9 @@ def test_exponential_managers_move_as_recorded(names, mode):
 
 
 def optimizer_cases():
-    found = []
     for recording, part in ((CONTRIB, "loss_scale_optimizer_cases"), ("mixed_precision_lso_tf115", "cases")):
         for name in recordings.load(recording)[part]:
-            found.append(pytest.param(recording, part, name, id=f"{recording[:7]}-{name}"))
-    return found
+            yield pytest.param(recording, part, name, id=f"{recording[:7]}-{name}")
 
 
 def wrapped(case):
@@ -347,14 +340,12 @@ def wrapped(case):
     return legacy.MixedPrecisionLossScaleOptimizer(inner, scale)
 
 
-# Why graphs are compared with the original's eager trace where the scale is fixed.
-GRAPHS_OF_FIXED_SCALES = (
-    "the graph optimizer multiplied the scale by its reciprocal first: it hid overflows that only the scaling causes, "
-    "and left out its rounding; here a graph does what eager mode does"
-)
-
-
 def optimizer_trace(case, mode):
+    """The recorded trace of a mode; for a fixed scale the eager one.
+
+    In the original, the graph optimizer multiplied a fixed scale by its reciprocal first: it hid overflows that only
+    the scaling causes, and left out its rounding. Here a graph does what eager mode does.
+    """
     traces = case["traces"]
     eager = traces["graph" if "same_as" in traces["eager"] else "eager"]["ok"]
     fixed = "fixed" in case.get("loss_scale", {}) or case.get("manager") == "FixedLossScaleManager"
@@ -379,13 +370,9 @@ def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mod
     case = recorded[part][name]
     trace = optimizer_trace(case, mode)
 
-    def make():
-        a = tf.Variable(recordings.array(case["initial"]["a"], "float32"), name="a")
-        b = tf.Variable(recordings.array(case["initial"]["b"], "float32"), name="b")
-        return wrapped(case), a, b, tf.Variable(0, dtype=tf.int64, name="global_step", trainable=False)
-
     with Running(mode, lambda: None) as running:
-        optimizer, a, b, global_step = make()
+        a, b = (tf.Variable(recordings.array(case["initial"][name], "float32"), name=name) for name in "ab")
+        optimizer, global_step = wrapped(case), tf.Variable(0, dtype=tf.int64, name="global_step", trainable=False)
 
         def take(ga, gb):
             def loss():
@@ -430,6 +417,5 @@ def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mod
 
 def counters(optimizer):
     """What the recordings have of a loss scale beside its value."""
-    scale = optimizer._loss_scale
-    good, bad = getattr(scale, "good_steps", None), getattr(scale, "bad_steps", None)
-    return [counter for counter in (good, bad) if counter is not None]
+    found = [getattr(optimizer._loss_scale, name, None) for name in ("good_steps", "bad_steps")]
+    return [counter for counter in found if counter is not None]
