@@ -363,7 +363,7 @@ def optimizer_trace(case, mode):
     "eager-mixed_p-GradientDescent/205/minimize",
     every=7,
 )
-@pytest.mark.parametrize(("recording", "part", "name"), optimizer_cases())
+@pytest.mark.parametrize(("recording", "part", "name"), list(optimizer_cases()))
 @pytest.mark.parametrize("mode", ["eager", "function", "graph", "graph_v1"])
 def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mode):
     recorded = recordings.load(recording)
