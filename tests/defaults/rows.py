@@ -1,9 +1,12 @@
 """Code that uses the members that no docstring shows at work, and a list of the members that users do not call."""
 
+_DENSE = "model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])\n"
+_WITH_LOSS = f"{_DENSE}network = WithLossCell(model, tf.keras.losses.MeanSquaredError())\n"
+
 # Class -> code in which its members are used, after the example of its docstring.
 MEMBERS = {
-    "LossScaleMonitor": """
-model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+    "LossScaleMonitor": _DENSE
+    + """
 optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD())
 model.compile(optimizer, "mse")
 x = tf.ones([4, 1])
@@ -34,46 +37,12 @@ optimizer.minimize(lambda: weight**2, [weight])
 report = optimizer.precision_report()
 report.step, report.scale, report.total.zeros, report.advice, report.counts.names
 """,
-    "tf_lossscale.LossScale": """
-class Constant(LossScale):
-    def __call__(self):
-        return tf.constant(64.0)
-Constant()()
-""",
-    "tf_lossscale.FixedLossScale": """
-scale = FixedLossScale(8.0, skip_nonfinite=True)
-scale.step([tf.constant(1.0)], lambda gradients: None)
-""",
-    "tf_lossscale.DynamicLossScale": """
-scale = DynamicLossScale(8.0)
-scale()
-scale.set_state(scale.state())
-""",
-    "Family": """
-class Steps(Family):
-    def build(self, variables):
-        pass
-    def apply(self, gradients, variables):
-        for gradient, variable in zip(gradients, variables):
-            variable.assign_sub(gradient)
-    def count_skipped_step(self):
-        return None
-""",
-    "SharedLossScale": """
-shared = tf_lossscale.SharedLossScale()
-optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=shared)
-weight = tf.Variable(1.0)
-with shared.together():
-    _ = optimizer.minimize(lambda: weight**2, [weight])
-shared.last_step_skipped, shared.skipped_steps, shared.total_steps
-""",
     "amp.LossScaleManager": """
 class Constant(LossScaleManager):
     def get_loss_scale(self):
         return 64.0
     def update_loss_scale(self, overflow):
         pass
-
 manager = Constant()
 manager.get_loss_scale(), manager.update_loss_scale(True)
 manager.get_drop_overflow_update(), manager.get_update_cell()
@@ -87,10 +56,6 @@ manager.get_update_cell().get_loss_scale()
 cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
 cell.get_loss_scale()
 """,
-    "DynamicLossScaler": """
-scaler = DynamicLossScaler(64.0, 2, 3)
-scaler.unscale(scaler.scale(tf.constant(3.0)))
-""",
     "FixedLossScaleManager": """
 manager = FixedLossScaleManager()
 manager.get_loss_scale()
@@ -99,17 +64,6 @@ FixedLossScaleManager(drop_overflow_update=False).get_update_cell()
 """,
     "FixedLossScaleUpdateCell": """
 FixedLossScaleUpdateCell(128.0).get_loss_scale()
-""",
-    "LossMonitor": """
-network = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
-data = tf.data.Dataset.from_tensor_slices((tf.ones([4, 1]), tf.ones([4, 1]))).batch(2)
-history = Model(network, "mse", tf.keras.optimizers.SGD()).train(2, data, callbacks=[LossMonitor()])
-""",
-    "OverflowMonitor": """
-network = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
-data = tf.data.Dataset.from_tensor_slices((tf.ones([4, 1]), tf.ones([4, 1]))).batch(2)
-model = Model(network, "mse", tf.keras.optimizers.SGD(), amp_level="O2")
-history = model.train(2, data, callbacks=[OverflowMonitor()])
 """,
     "Model": """
 data = tf.data.Dataset.from_tensor_slices((tf.ones([4, 3]), tf.zeros([4], tf.int64))).batch(2)
@@ -125,9 +79,8 @@ model.predict(tf.ones([4, 3]))
 StaticLossScaler(8.0)
 StaticLossScaler(8.0).adjust(tf.constant(True))
 """,
-    "TrainOneStepCell": """
-model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
-network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
+    "TrainOneStepCell": _WITH_LOSS
+    + """
 step = TrainOneStepCell(network, tf.keras.optimizers.SGD())
 step.set_train()
 step(tf.ones([2, 1]), tf.ones([2, 1]))
@@ -140,7 +93,6 @@ class Own(TrainOneStepWithLossScaleCell):
         loss, gradients = self.loss_and_gradients(*inputs)
         overflow = self.update(gradients)
         return loss, overflow, self.scale_sense
-
 model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
 network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
 step = Own(network, tf.keras.optimizers.SGD(), DynamicLossScaleManager().get_update_cell())
@@ -151,22 +103,21 @@ cell = TrainOneStepWithLossScaleCell(network, tf.keras.optimizers.SGD(), Dynamic
 cell.construct(tf.ones([2, 1]), tf.ones([2, 1]))
 history = Model(cell).train(2, data, callbacks=[OverflowMonitor()])
 """,
-    "WithLossCell": """
-model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
-network = WithLossCell(model, tf.keras.losses.MeanSquaredError())
+    "WithLossCell": _WITH_LOSS
+    + """
 network.trainable_variables
 """,
-    "DynamicLossScale": """
+    "legacy.DynamicLossScale": """
 scale = DynamicLossScale()
 scale.initial_loss_scale, scale.increment_period, scale.multiplier
 DynamicLossScale.from_config(scale.get_config())
 """,
-    "FixedLossScale": """
+    "legacy.FixedLossScale": """
 scale = FixedLossScale(128)
 scale.update([tf.constant([1.0])])
 FixedLossScale.from_config(scale.get_config())
 """,
-    "LossScale": """
+    "legacy.LossScale": """
 class Constant(LossScale):
     def __call__(self):
         return tf.constant(64.0)
@@ -174,7 +125,6 @@ class Constant(LossScale):
         return None, True
     def get_config(self):
         return {}
-
 Constant.from_config(Constant().get_config())
 """,
     "ExponentialUpdateLossScaleManager": """
@@ -192,7 +142,6 @@ class Constant(LossScaleManager):
         return tf.constant(4.0)
     def update_loss_scale(self, finite_grads):
         return tf.no_op()
-
 Constant().update_loss_scale(tf.constant(True))
 """,
     "MixedPrecisionLossScaleOptimizer": """
@@ -205,13 +154,6 @@ optimizer.inner_optimizer, optimizer.get_name(), optimizer.get_slot_names()
 optimizer.get_slot(weight, "momentum")
 optimizer.loss_scale, optimizer.skipped_steps, optimizer.last_step_skipped
 optimizer.variables()
-""",
-    "experimental.LossScaleOptimizer": """
-optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
-weight = tf.Variable(1.0)
-optimizer.minimize(lambda: weight**2, [weight])
-optimizer.loss_scale, optimizer.initial_scale, optimizer.inner_optimizer, optimizer.learning_rate
-LossScaleOptimizer.from_config(optimizer.get_config())
 """,
     "experimental.Policy": """
 policy = Policy("mixed_float16")
