@@ -30,22 +30,22 @@ BAD = np.full_like(X, np.inf)
 
 # Optimizers. ----------------------------------------------------------------------------------------------------------
 
+
+def _by_name(module, *names, suffix=""):
+    return {name: lambda name=name: getattr(module, name + suffix)(0.05) for name in names}
+
+
+_NAMES = ("Adadelta", "Adagrad", "Adam", "Ftrl")
 #: Family -> name -> a function that makes an optimizer.
 OPTIMIZERS = {
     "legacy": {
         "SGD": lambda: tf_keras.optimizers.legacy.SGD(0.05, momentum=0.5),
-        **{
-            name: lambda name=name: getattr(tf_keras.optimizers.legacy, name)(0.05)
-            for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop")
-        },
+        **_by_name(tf_keras.optimizers.legacy, *_NAMES, "Adamax", "Nadam", "RMSprop"),
     },
-    "new": {name: lambda name=name: getattr(tf_keras.optimizers, name)(0.05) for name in ("SGD", "Adam")},
+    "new": _by_name(tf_keras.optimizers, "SGD", "Adam"),
     "tf1": {
         "Momentum": lambda: v1.train.MomentumOptimizer(0.05, 0.5),
-        **{
-            name: lambda name=name: getattr(v1.train, f"{name}Optimizer")(0.05)
-            for name in ("Adadelta", "Adagrad", "Adam", "Ftrl", "GradientDescent", "ProximalAdagrad", "RMSProp")
-        },
+        **_by_name(v1.train, *_NAMES, "GradientDescent", "ProximalAdagrad", "RMSProp", suffix="Optimizer"),
     },
 }
 
@@ -179,15 +179,6 @@ def let_compile_wrap(make):
     return losses, _state(model)
 
 
-def compile_twice(make):
-    optimizer = make()
-    model = _model()
-    model.compile(optimizer, "mse")
-    losses = _fit(model, epochs=1)
-    model.compile(optimizer, "mae")
-    return losses, _fit(model, epochs=1), _state(model)
-
-
 def fit_with_clipping(make):
     optimizer = make()
     optimizer.clipnorm = 0.125
@@ -196,46 +187,15 @@ def fit_with_clipping(make):
     return _fit(model), _state(model)
 
 
-def train_on_batch(make):
+def fit_with_callbacks_that_set_the_learning_rate(make):
     model = _model()
     model.compile(make(), "mse")
-    losses = [model.train_on_batch(X, Y) for _ in range(4)]
-    model.train_on_batch(BAD, Y)
-    return _numbers(losses), _state(model), _numbers(model.test_on_batch(X, Y))
-
-
-def fit_a_dataset(make):
-    model = _model()
-    model.compile(make(), "mse")
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat()
-    losses = model.fit(dataset, steps_per_epoch=2, epochs=2, verbose=0).history["loss"]
-    return _numbers(losses), _state(model)
-
-
-def fit_with_callbacks(make):
-    callbacks = tf_keras.callbacks
-    model = _model()
-    model.compile(make(), "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        best = os.path.join(folder, "best.h5")
-        losses = _fit(
-            model,
-            epochs=4,
-            validation_data=(X, Y),
-            callbacks=[
-                callbacks.LearningRateScheduler(lambda epoch, rate: float(rate) / 2 if epoch == 1 else float(rate)),
-                callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=100.0),
-                callbacks.ModelCheckpoint(best, "loss", save_best_only=True),
-                callbacks.ModelCheckpoint(os.path.join(folder, "weights"), "loss", save_weights_only=True),
-                callbacks.TensorBoard(os.path.join(folder, "logs"), profile_batch=0),
-                callbacks.EarlyStopping("loss", patience=10),
-                callbacks.TerminateOnNaN(),
-            ],
-        )
-        files = sorted(name.split(".")[0] for name in os.listdir(folder))
-        saved = [layer.get_weights() for layer in tf_keras.models.load_model(best, compile=False).layers]
-    rate = float(backend.get_value(model.optimizer.lr))
-    return losses, rate, files, _numbers([w for weights in saved for w in weights]), _state(model)
+    callbacks = [
+        tf_keras.callbacks.LearningRateScheduler(lambda epoch, rate: float(rate) / 2 if epoch == 1 else float(rate)),
+        tf_keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=100.0),
+    ]
+    losses = _fit(model, epochs=4, validation_data=(X, Y), callbacks=callbacks)
+    return losses, float(backend.get_value(model.optimizer.lr)), _state(model)
 
 
 def a_learning_rate_schedule(make):
@@ -390,25 +350,6 @@ def a_monitored_session(make):
     return values
 
 
-def a_saver(make):
-    """What a Saver wrote is restored into a new graph."""
-    values = []
-    with tempfile.TemporaryDirectory() as folder:
-        for again in (False, True):
-            with tf.Graph().as_default(), v1.Session() as session:
-                optimizer = make()
-                weight, rows, x, operation = _graph_of_a_step(functools.partial(_minimize, optimizer))
-                saver = v1.train.Saver()
-                scale = _scale_of(optimizer)
-                if again:
-                    saver.restore(session, os.path.join(folder, "saved"))
-                else:
-                    session.run(v1.global_variables_initializer())
-                values += _run(session, x, weight, rows, operation, scale)
-                saver.save(session, os.path.join(folder, "saved"))
-    return values
-
-
 def _replicas(make, devices, dynamic=True, sparse=False):
     strategy = tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
     with strategy.scope():
@@ -441,10 +382,6 @@ def _replicas(make, devices, dynamic=True, sparse=False):
     return values
 
 
-def one_replica(make):
-    return _replicas(make, ["CPU:0"])
-
-
 def two_replicas(make):
     """A NaN is on the second replica only."""
     return _replicas(make, ["CPU:0", "CPU:1"])
@@ -468,44 +405,20 @@ FOR_EACH_WRAPPER = {
     "new": [fit, minimize_in_a_session],
     "tf1": [fit, *_IN_A_SESSION],
 }
+_SAVED = [save_and_load_weights, save_and_load_the_model]
 #: Family -> further programs, for `tf_lossscale.LossScaleOptimizer`, in each mode.
 FOR_OURS = {
-    "legacy": [
-        fit,
-        let_compile_wrap,
-        train_on_batch,
-        fit_with_callbacks,
-        save_and_load_weights,
-        save_and_load_the_model,
-        fit_mirrored,
-        clip_in_a_session,
-    ],
-    "new": [fit_in_mixed_float16, clip_in_a_session, one_replica, two_replicas],
+    "legacy": [fit, let_compile_wrap, *_SAVED, fit_mirrored, clip_in_a_session],
+    "new": [fit_in_mixed_float16, clip_in_a_session, two_replicas],
     "tf1": [clip_in_a_session, a_monitored_session],
 }
+_IN_ONE_MODE = [fit_with_a_fixed_scale, two_replicas_with_sparse_gradients, two_replicas_with_a_fixed_scale]
+_OF_KERAS = [fit_with_clipping, fit_with_callbacks_that_set_the_learning_rate, a_learning_rate_schedule]
 #: Family -> programs that run only after `disable_eager_execution`.
 IN_ONE_MODE = {
-    "legacy": [
-        fit_with_a_fixed_scale,
-        compile_twice,
-        fit_with_clipping,
-        fit_a_dataset,
-        a_learning_rate_schedule,
-        save_as_a_saved_model,
-        clone_by_config,
-        one_replica,
-        two_replicas_with_sparse_gradients,
-        two_replicas_with_a_fixed_scale,
-    ],
+    "legacy": [*_IN_ONE_MODE, *_OF_KERAS, save_as_a_saved_model, clone_by_config],
     "new": [],
-    "tf1": [
-        fit_with_a_fixed_scale,
-        train_on_batch,
-        one_replica,
-        two_replicas_with_sparse_gradients,
-        two_replicas_with_a_fixed_scale,
-        a_saver,
-    ],
+    "tf1": _IN_ONE_MODE,
 }
 #: Family -> a program that every optimizer of the family runs, after `disable_eager_execution`.
 FOR_EACH_OPTIMIZER = {"legacy": fit, "tf1": minimize_in_a_session}
