@@ -76,12 +76,15 @@ class Settings:
 optimizer = Settings().build(tf.keras.optimizers.SGD())
 result = float(optimizer.loss_scale), tf.keras.mixed_precision.global_policy().name
 """,
-    "policies with float32 variables, and none": """
+    "policies with float32 variables, and whether they cast them": """
 mp = tf.keras.mixed_precision.experimental
 mp.set_policy("mixed_float16")
-policies = mp.global_policy().name, mp.global_policy().should_cast_variables, mp.Policy("mixed_bfloat16").compute_dtype
-mp.set_policy(None)
-result = policies, mp.global_policy().name
+result = mp.global_policy().name, mp.global_policy().should_cast_variables, mp.Policy("mixed_bfloat16").compute_dtype
+""",
+    "no policy": """
+tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+tf.keras.mixed_precision.experimental.set_policy(None)
+result = tf.keras.mixed_precision.experimental.global_policy().name
 """,
     "steps with each loss scale": """
 def steps(scale):

@@ -45,6 +45,11 @@ def test_a_deep_file_is_taken_or_refused_with_a_sentence(name):
     assert taken_or_refused(DEEP[name].encode()) == (name in FLAT_FOR_PYTHON)
 
 
+@pytest.mark.parametrize(("before", "after"), [("-", ""), ("", " + 1"), ("", ".b"), ("not ", "")])
+def test_a_file_as_deep_as_python_takes_it_does_not_end_the_process(before, after):
+    taken_or_refused(f"x = {before * 1500}x{after * 1500}\n".encode())
+
+
 def test_the_other_files_are_migrated_and_the_deep_one_is_left(tmp_path):
     deep = OLD + DEEP["-x"].encode()
     (tmp_path / "a.py").write_bytes(deep)

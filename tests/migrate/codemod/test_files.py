@@ -38,7 +38,8 @@ def test_folders_are_searched_but_not_hidden_ones_environments_and_links(tmp_pat
 
 def test_a_file_that_is_named_is_taken_whatever_it_is_called_and_only_once(tmp_path):
     put(tmp_path, OLD, "script", "a.py")
-    named = [str(tmp_path / "script"), str(tmp_path / "a.py"), str(tmp_path)]
+    (tmp_path / "linked.py").symlink_to(tmp_path / "a.py")
+    named = [str(tmp_path / name) for name in ("script", "a.py", "linked.py", "")]
     assert files.find(named) == named[:2]
 
 
