@@ -116,32 +116,21 @@ def test_values_that_a_scale_made_infinite_bound_the_best_scale():
 
 
 ADVICE = {
-    "fits": (
-        counted({"kernel": [1.0, 2.0**-20]}),
-        "Best loss scale: 2**15, at which 0% vanish and 0% are subnormal.",
+    "Best loss scale: 2**15, at which 0% vanish and 0% are subnormal.": counted({"kernel": [1.0, 2.0**-20]}),
+    "Infinite or NaN at the loss scale 2**14: count again at 2**13 or lower.": counted(
+        {"kernel": [8.0]}, scale=2.0**14, float16=True
     ),
-    "overflows": (
-        counted({"kernel": [8.0]}, scale=2.0**14, float16=True),
-        "Infinite or NaN at the loss scale 2**14: count again at 2**13 or lower.",
-    ),
-    "not the scale": (
-        counted({"kernel": [np.nan, 1.0]}),
-        "Infinite or NaN at the loss scale 1: look for the cause in the model and data.",
-    ),
-    "zeros": (
-        counted({"kernel": [0.0]}),
-        "All values are zero. If float16 computed them, count again at a higher scale.",
-    ),
-    "nothing": (counted({"kernel": []}), "No variable had a gradient."),
-    "no variable": (counted({}), "No variable had a gradient."),
+    "Infinite or NaN at the loss scale 1: look for the cause in the model and data.": counted({"kernel": [np.nan, 1]}),
+    "All values are zero. If float16 computed them, count again at a higher scale.": counted({"kernel": [0.0]}),
+    "No variable had a gradient.": counted({"kernel": []}),
 }
 
 
-@pytest.mark.parametrize(("counts", "advice"), ADVICE.values(), ids=ADVICE)
-def test_the_last_line_says_what_to_do(counts, advice):
-    report = PrecisionReport(counts)
-    assert repr(report).splitlines()[-1].startswith(advice)
-    assert len(report.rows) == len(counts.names)
+def test_the_last_line_says_what_to_do():
+    for advice, counts in [*ADVICE.items(), ("No variable had a gradient.", counted({}))]:
+        report = PrecisionReport(counts)
+        assert repr(report).splitlines()[-1].startswith(advice)
+        assert len(report.rows) == len(counts.names)
 
 
 def test_shares_of_values_that_are_not_zero_are_left_open_where_there_are_none():
