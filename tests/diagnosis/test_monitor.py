@@ -175,12 +175,12 @@ def test_an_optimizer_without_a_loss_scale_is_refused_with_what_to_do():
 @families
 def test_exponents_are_written_once_for_each_counted_step_of_each_optimizer(family, tmp_path):
     monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
-    for bad in ([6], []):
-        fit(family, data(10, bad), [monitor], diagnose="exponents", diagnose_every=3)
+    for x in (data(2), data(10, bad=[6])):
+        fit(family, x, [monitor], diagnose="exponents", diagnose_every=3)
     runs = [pairs for tag, pairs in written(tmp_path).items() if tag.startswith("exponents/")]
-    # Steps 1, 4, 7 and 10 are counted. Step 7 of the first has no finite value.
+    # Steps 1, 4, 7 and 10 are counted. Step 7 of the second optimizer has no finite value.
     counted = sorted(step for pairs in runs for step, _ in pairs)
-    assert counted == sorted(2 * ([2, 4, 10] + [2, 4, 8, 10])), "of the kernel and the bias"
+    assert counted == sorted(2 * [2, 2, 4, 10]), "of the kernel and the bias"
 
 
 def test_tensorboard_reads_the_exponents_of_each_variable_as_a_histogram(tmp_path):
