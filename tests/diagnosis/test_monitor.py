@@ -96,7 +96,7 @@ def test_without_tensorboard_the_error_comes_before_training_and_says_what_to_do
 @pytest.mark.parametrize(
     ("update_freq", "steps_per_execution", "bad", "expected"),
     [
-        (2, 1, [0, 3], [None, 32.0, 32.0, 16.0, 16.0, 16.0]),
+        (2, 1, [0, 2], [None, 32.0, 32.0, 16.0, 16.0, 16.0]),
         # A frequency that does not divide the steps per execution is rounded up.
         (3, 2, [0, 4, 9], [None, 32.0, 16.0, 16.0, 8.0, 8.0, 4.0, 2.0, 2.0, 1.0]),
     ],

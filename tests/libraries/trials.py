@@ -35,23 +35,30 @@ def weights_of(model):
     return [tf.convert_to_tensor(weight).numpy() for weight in model.trainable_weights]
 
 
+def trains(model, *data, **fit):
+    """Fits a model, and returns the losses."""
+    before = weights_of(model)
+    losses = model.fit(*data, verbose=0, **fit).history["loss"]
+    assert np.isfinite(losses).all()
+    assert any((old != new).any() for old, new in zip(before, weights_of(model)))
+    return losses
+
+
+def skips(model, *data, **fit):
+    """Fits a model for one step, which overflows."""
+    before, scale = weights_of(model), float(model.optimizer.loss_scale)
+    model.fit(*data, verbose=0, **fit)
+    assert float(model.optimizer.loss_scale) == scale / 2
+    assert all((old == new).all() for old, new in zip(before, weights_of(model)))
+
+
 def trains_and_skips(model, x, y, loss="mse", spoil=None, **fit):
     """Fits a model; then a step overflows, because of a scale of 2**100 or because `spoil` spoils the labels."""
-    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=1024)
-    model.compile(optimizer, loss=loss)
-    before = weights_of(model)
-    losses = model.fit(x, y, batch_size=8, epochs=3, verbose=0, **fit).history["loss"]
-    assert np.isfinite(losses).all()
-    trained = weights_of(model)
-    assert any((old != new).any() for old, new in zip(before, trained))
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=1024), loss=loss)
+    trains(model, x, y, batch_size=8, epochs=3, **fit)
     if spoil is None:
-        optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
-    else:
-        y = spoil(y)
-    scale = float(optimizer.loss_scale)
-    model.fit(x, y, batch_size=16, verbose=0, **fit)
-    assert float(optimizer.loss_scale) == scale / 2
-    assert all((old == new).all() for old, new in zip(trained, weights_of(model)))
+        model.optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
+    skips(model, x, y if spoil is None else spoil(y), batch_size=16, **fit)
 
 
 def refuses_float16(make, *data, **fit):
@@ -172,17 +179,11 @@ def _():
     updated = tfgnn.keras.layers.GraphUpdate(node_sets={"node": update})(inputs)
     pooled = tfgnn.keras.layers.Pool(tfgnn.CONTEXT, "mean", node_set_name="node")(updated)
     model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(pooled))
-    optimizer = LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=1024)
-    model.compile(optimizer, "mse")
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=1024), "mse")
     data = tf.data.Dataset.zip((graphs, tf.data.Dataset.from_tensor_slices(normal(1)).batch(8)))
-    before = weights_of(model)
-    assert np.isfinite(model.fit(data, verbose=0).history["loss"]).all()
-    trained = weights_of(model)
-    assert any((old != new).any() for old, new in zip(before, trained))
-    optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
-    model.fit(data.take(1), verbose=0)
-    assert float(optimizer.loss_scale) == 2.0**99
-    assert all((old == new).all() for old, new in zip(trained, weights_of(model)))
+    trains(model, data)
+    model.optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
+    skips(model, data.take(1))
 
 
 @trial("transformers", TODAY_KERAS_2)
@@ -196,14 +197,11 @@ def _():
     model.compile(optimizer=optimizer)
     tokens = RANDOM.integers(50, size=(32, 8))
     data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "labels": tokens.sum(axis=1) % 2}
-    losses = model.fit(data, batch_size=8, epochs=5, verbose=0).history["loss"]
+    losses = trains(model, data, batch_size=8, epochs=5)
     assert losses[-1] < 0.8 * losses[0]
     assert optimizer.iterations == 20
-    before = weights_of(model)
     optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
-    model.fit(data, batch_size=32, verbose=0)
-    assert float(optimizer.loss_scale) == 2.0**99
-    assert all((old == new).all() for old, new in zip(before, weights_of(model)))
+    skips(model, data, batch_size=32)
 
 
 @trial("tensorflow_ranking", TF_2_15)
@@ -290,10 +288,8 @@ def _():
         model, optimizer = model_class(), LossScaleOptimizer(keras.optimizers.SGD(2.0**20))
         model.compile(optimizer=optimizer)
         model.fit(bad, batch_size=16, verbose=0)  # creates the variables
-        before = weights_of(model)
-        model.fit(bad, batch_size=16, verbose=0)
+        skips(model, bad, batch_size=16)
         assert float(optimizer.loss_scale) == 2.0**13
-        assert all((old == new).all() for old, new in zip(before, weights_of(model)))
         losses = [model.evaluate(features, return_dict=True, verbose=0)["loss"]]
         model.fit(features, batch_size=16, epochs=20, verbose=0)
         losses.append(model.evaluate(features, return_dict=True, verbose=0)["loss"])
