@@ -222,7 +222,7 @@ def same(one, other):
 def outcome(function, *arguments):
     """What a call returned, or the class of its error."""
     try:
-        return "returned", plain(function(*arguments))
+        return "returned", function(*arguments)
     except Exception as error:
         return "raised", type(error)
 
@@ -244,7 +244,7 @@ def test_any_sequence_of_calls_does_what_it_does_on_the_librarys_own_wrapper(pee
         name = data.draw(st.sampled_from(peer.names))
         arguments = (name, data.draw(inner_arguments(peer, name)), data.draw(wrapper_arguments(peer)))
         (kind, theirs), (our_kind, ours) = made = [
-            outcome_of_making(peer, wrapper, arguments) for wrapper in (peer.wrapper, tf_lossscale.LossScaleOptimizer)
+            outcome(Side, peer, wrapper, *arguments) for wrapper in (peer.wrapper, tf_lossscale.LossScaleOptimizer)
         ]
         assert kind == our_kind, made
         if kind == "raised":
@@ -257,15 +257,8 @@ def test_any_sequence_of_calls_does_what_it_does_on_the_librarys_own_wrapper(pee
                 expected = outcome(getattr(theirs, call), *parts)
                 got = outcome(getattr(ours, call), *parts)
             assert expected[0] == got[0], (call, parts, expected, got)
-            assert same(expected[1], got[1]), (call, parts, expected, got)
+            assert same(plain(expected[1]), plain(got[1])), (call, parts, expected, got)
             for one, other in zip(plain(theirs.state()), plain(ours.state()), strict=True):
                 assert same(one, other), (call, parts, one, other)
 
     check()
-
-
-def outcome_of_making(peer, wrapper, arguments):
-    try:
-        return "made", Side(peer, wrapper, *arguments)
-    except (TypeError, ValueError) as error:
-        return "raised", type(error)

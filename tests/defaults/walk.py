@@ -37,14 +37,10 @@ def members(cls):
             yield name, text
 
 
-def examples(text):
-    """Return the examples of a docstring."""
-    return doctest.DocTestParser().get_examples(inspect.cleandoc(text or ""))
-
-
 def code(text):
     """Return the examples of a docstring as one piece of source code."""
-    return "".join(example.source for example in examples(text))
+    found = doctest.DocTestParser().get_examples(inspect.cleandoc(text or ""))
+    return "".join(example.source for example in found)
 
 
 def uses(source, member):
