@@ -6,9 +6,9 @@ import tf_keras
 import tf_lossscale
 from tests import loops, strategies
 from tests.conformance import recordings
-from tests.conformance.record import training
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
+from tools.record import training
 
 EXPERIMENTAL = "lso_experimental_tf23"
 # Recording -> the optimizers that it was made with.

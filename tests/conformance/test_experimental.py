@@ -5,9 +5,9 @@ import pytest
 import tf_keras
 
 from tests.conformance import recordings, replay
-from tests.conformance.record import calls
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
+from tools.record import calls
 
 pytestmark = pytest.mark.wide("the calls and traces of TensorFlow 2.3, which are as in 2.4")
 

@@ -10,9 +10,9 @@ import tf_keras
 
 import tf_lossscale
 from tests.conformance import recordings, replay
-from tests.conformance.record import calls
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
+from tools.record import calls
 
 # Family of the replay -> the recording it is compared with: Keras 3 has the calls of TensorFlow 2.8 here.
 EXPECTED = {

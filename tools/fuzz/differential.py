@@ -3,7 +3,7 @@
     python -m tools.fuzz.differential [--minutes 10] [--seed 1] [--only tf24]
 
 The other optimizers, called originals, come from tf_keras, Keras 3, TensorFlow 2.4 and TensorFlow 2.8. Each original
-runs in a separate process. TensorFlow 2.4 and 2.8 run in virtual environments that `tests.conformance.record` creates.
+runs in a separate process. TensorFlow 2.4 and 2.8 run in virtual environments that `tools.record` creates.
 
 A program is a random sequence of training steps. Programs in the "mirrored" mode train on two virtual CPUs under
 MirroredStrategy. A program fails if this package's results differ from an original's, unless a row in
@@ -27,11 +27,11 @@ import numpy as np
 import tensorflow as tf
 
 import tf_lossscale
-from tests.conformance.record import originals as environments
 from tools.fuzz import __main__ as command
 from tools.fuzz import drawing, originals, programs
 from tools.fuzz.comparison import TOLERANCES
 from tools.fuzz.program import LARGEST_SCALE, MODES
+from tools.record import originals as environments
 
 MOST_FAILURES = 3
 
@@ -45,7 +45,7 @@ class Original:
         family: the optimizer family that this package wraps for the comparison.
         modes: the ways in which programs run: "eager", "function" (in a `tf.function`), "compiled" (by XLA) or
             "mirrored" (under MirroredStrategy).
-        environment: the name of a virtual environment that `tests.conformance.record` creates. None selects the current
+        environment: the name of a virtual environment that `tools.record` creates. None selects the current
             environment.
     """
 

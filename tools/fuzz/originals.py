@@ -20,10 +20,10 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from tests.conformance.record.program import virtual_cpus
 from tools.fuzz.loops import Loops
 from tools.fuzz.model import Rules
 from tools.fuzz.program import ADAM, MOMENTUM, RATE, SHAPES, Loop, Program, Step
+from tools.record.program import virtual_cpus
 
 
 def _tf_keras():

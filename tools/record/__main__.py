@@ -1,6 +1,6 @@
 """Records the behavior of an original implementation, and compares the recording with the stored recording.
 
-    python -m tests.conformance.record ORIGINAL [--only PATTERN] [--write]
+    python -m tools.record ORIGINAL [--only PATTERN] [--write]
 
 The exit code is 0 if the recordings agree, 1 if a case differs, and 2 if the original cannot be installed.
 """
@@ -25,7 +25,7 @@ DISTRIBUTED = ("loss_scale_optimizer", "dynamic_loss_scale")
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m tests.conformance.record", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.record", description=__doc__.splitlines()[0])
     parser.add_argument("original", choices=sorted(originals.ORIGINALS))
     parser.add_argument(
         "--only",
@@ -93,7 +93,7 @@ def repeat_checkpoints(python, name):
 
 def run(command):
     """Run a program in the folder of environments, because MindSpore writes files into the current folder."""
-    environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(originals.ROOT / "tools")}
     return subprocess.run(command, cwd=originals.ENVIRONMENTS, env=environment, stderr=subprocess.PIPE, text=True)
 
 

@@ -55,7 +55,7 @@ def virtual_cpus():
 
 def without_folders(text):
     """Remove the folders of libraries and of the repository from messages, because they differ between computers."""
-    checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+    checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     text = re.sub(r"/[^\s\"\\]*/site-packages/", "", text)
     return text.replace(checkout + "/", "").replace(checkout, ".")
 
@@ -75,7 +75,7 @@ def main(name, cases, result, pattern="*", distributed=""):
         inputs = json.load(file)
     recorded = recorder.record(name, inputs, chosen)
     made_with = {
-        "program": "tests/conformance/record/{}.py".format(module),
+        "program": "tools/record/{}.py".format(module),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
     }

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv-record"
 
 
