@@ -46,40 +46,6 @@ def test_the_outcome_of_the_last_step_can_be_read(family, compiled):
     assert (fixed.last_step_skipped, fixed.skipped_steps) == (False, 0)
 
 
-@all_families
-@compiled
-def test_scale_counter_and_steps_follow_the_rules(family, compiled):
-    weight = tf.Variable(0.0)
-    config = {"initial_scale": 4.0, "dynamic_growth_steps": 2, "growth_factor": 4.0, "backoff_factor": 0.25}
-    optimizer = LossScaleOptimizer(family.sgd(), **config, hysteresis=2, min_scale=0.5, max_scale=32.0)
-
-    def step(gradient):
-        optimizer.apply_gradients([(gradient, weight)])
-
-    function = tf.function(step) if compiled else step
-    good, bad = 0.0, np.nan
-    seen = []
-    for gradient in (good, good, good, good, bad, good, bad, bad, bad, bad, bad, bad, good):
-        function(tf.constant(gradient))
-        seen.append((float(optimizer.loss_scale), int(optimizer.dynamic_counter)))
-    grown = [(4.0, 1), (16.0, 0), (16.0, 1), (32.0, 0)]
-    forgiven = [(32.0, 0), (32.0, 1)]
-    lowered = [(32.0, 0), (8.0, 0), (8.0, 0), (2.0, 0), (2.0, 0), (0.5, 0)]
-    assert seen == [*grown, *forgiven, *lowered, (0.5, 1)]
-
-
-@all_families
-def test_the_floor_of_one_is_kept_and_left_again(family):
-    weight = tf.Variable(0.0)
-    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=4.0, dynamic_growth_steps=1)
-    for _ in range(10):
-        optimizer.apply_gradients([(tf.constant(np.inf), weight)])
-    assert float(optimizer.loss_scale) == 1.0
-    assert int(optimizer.skipped_steps) == 10
-    optimizer.apply_gradients([(tf.constant(0.0), weight)])
-    assert float(optimizer.loss_scale) == 2.0
-
-
 @families
 def test_variables_are_a_list_that_can_be_called(family):
     weight = tf.Variable([1.0])
@@ -110,27 +76,25 @@ def test_weights_go_round_and_training_continues_the_same(family):
     np.testing.assert_array_equal(weight, twin)
 
 
-@families
 @compiled
-def test_a_plain_variable_and_a_keras_variable_are_trained_alike(family, compiled):
-    if family.name != "keras3":
-        pytest.skip("tf_keras knows no keras.Variable")
-
-    def trained(make):
+def test_a_plain_variable_and_a_keras_variable_are_trained_alike(compiled):
+    found = []
+    for make in (tf.Variable, tf.keras.Variable):
         variables = [make([1.0, 2.0]), make(3.0)]
-        optimizer = LossScaleOptimizer(family.adam())
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1))
+        optimizer.build(variables)
 
-        def step():
-            optimizer.minimize(lambda: tf.reduce_sum(variables[0] ** 2) * variables[1], variables)
+        def step(gradient, optimizer=optimizer):
+            optimizer.scale_loss(0.0)
+            optimizer.apply([gradient * tf.ones(2), gradient])  # of the variables that it was built for
 
-        function = tf.function(step) if compiled else step
-        for _ in range(3):
-            function()
-        return [(v.value if make is tf.keras.Variable else v).numpy() for v in variables]
-
-    for a, b in zip(trained(tf.Variable), trained(tf.keras.Variable)):
+        function = tf.function(lambda gradient, step=step: step(gradient)) if compiled else step
+        for gradient in (2.0**15, 2.0**14):
+            function(tf.constant(gradient))
+        found.append([(v.value if make is tf.keras.Variable else v).numpy() for v in variables])
+    for a, b in zip(*found):
         np.testing.assert_array_equal(a, b)
-        assert not np.array_equal(a, [1.0, 2.0])
+        assert not np.array_equal(a, [1.0, 2.0]) and not np.array_equal(a, 3.0)
 
 
 @families
@@ -193,57 +157,15 @@ def test_a_subclass_that_overrides_apply_gradients_is_called(family, compiled):
 
 
 @families
-def test_the_second_positional_argument_of_apply_gradients_may_be_anything(family):
-    weight = tf.Variable(1.0)
-    LossScaleOptimizer(family.sgd()).apply_gradients([(tf.constant(1.0), weight)], 1.0)
-    assert weight.numpy() == 0.5
-
-
-@families
 @pytest.mark.parametrize("pairs", [list, tuple, iter, dict], ids=lambda pairs: pairs.__name__)
-def test_gradients_and_variables_come_in_any_iterable(family, pairs):
+def test_gradients_and_variables_come_in_any_iterable_and_a_second_argument_may_be_anything(family, pairs):
     weight = tf.Variable(1.0)
     optimizer = LossScaleOptimizer(family.sgd())
     if pairs is dict:
-        optimizer.apply_gradients({"any": (np.float32(1.0), weight)}.values())
+        optimizer.apply_gradients({"any": (np.float32(1.0), weight)}.values(), 1.0)
     else:
-        optimizer.apply_gradients(pairs([(1.0, weight)]))
+        optimizer.apply_gradients(pairs([(1.0, weight)]), 1.0)
     assert weight.numpy() == 0.5
-
-
-@families
-@compiled
-def test_apply_without_variables_takes_those_that_were_built(family, compiled):
-    if family.name != "keras3":
-        pytest.skip("only Keras 3's contract has apply(grads)")
-    weight = family.keras.Variable([1.0])
-    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
-    optimizer.build([weight])
-
-    def step(gradient):
-        optimizer.scale_loss(0.0)
-        optimizer.apply([gradient])
-
-    (tf.function(step) if compiled else step)(tf.constant([8.0]))
-    assert np.asarray(weight) == 0.5
-
-
-@all_families
-@compiled
-def test_a_tape_that_is_entered_again_to_scale_the_loss(family, compiled):
-    weight = tf.Variable(2.0)
-    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = 0.25 * weight**2
-        with tape:
-            loss = optimizer.get_scaled_loss(loss)
-        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
-        optimizer.apply_gradients(zip(gradients, [weight]))
-
-    (tf.function(step) if compiled else step)()
-    assert weight.numpy() == 1.5
 
 
 @all_families
@@ -265,39 +187,6 @@ def test_a_loss_function_is_called_and_scaled_each_time_that_the_scaled_function
 
 
 @families
-def test_a_first_step_in_a_tf_function_makes_all_variables_and_no_step_traces_again(family):
-    weight = tf.Variable([1.0, 2.0])
-    optimizer = LossScaleOptimizer(family.adam())
-    traces = []
-
-    @tf.function
-    def step(gradient):
-        traces.append(1)
-        optimizer.apply_gradients([(gradient * tf.ones(2), weight)])
-
-    step(tf.constant(1.0))
-    after_first = len(traces)
-    assert after_first <= 2, "TensorFlow traces twice when variables are made in the first call"
-    for gradient in (np.inf, 1.0, 2.0):
-        step(tf.constant(gradient))
-    assert len(traces) == after_first
-    assert int(optimizer.iterations) == 4
-
-
-@families
-def test_it_is_built_in_the_scope_of_a_strategy(family):
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        weight = family.variable(2.0)
-        optimizer = LossScaleOptimizer(family.adam())
-        optimizer.build([weight])
-    built = len(optimizer.variables)
-    strategy.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), weight)]))
-    assert weight.numpy() == pytest.approx(1.9)
-    assert len(optimizer.variables) == built > 2
-
-
-@families
 @pytest.mark.parametrize("method", ["apply_gradients", "apply"])
 def test_a_step_outside_of_run_is_refused_if_it_would_make_the_copies_different(family, method):
     strategy = strategies.get("mirrored_2")
@@ -305,15 +194,9 @@ def test_a_step_outside_of_run_is_refused_if_it_would_make_the_copies_different(
         weight = family.variable(2.0)
         optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
     before = optimizer.state()
-    scaled_gradient = tf.constant(24.0)
+    pair = [tf.constant(24.0)], [weight]
     optimizer.scale_loss(0.0)
-
-    def step():
-        if method == "apply":
-            optimizer.apply([scaled_gradient], [weight])
-        else:
-            optimizer.apply_gradients([(scaled_gradient, weight)])
-
+    step = (lambda: optimizer.apply(*pair)) if method == "apply" else lambda: optimizer.apply_gradients(zip(*pair))
     for outside in (step, tf.function(step)):
         with pytest.raises(ValueError, match=r"created under MirroredStrategy and has 2 copies.*strategy\.run"):
             outside()
@@ -364,13 +247,10 @@ def test_minimize_returns_and_takes_what_the_documentation_says(family):
     with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
         optimizer.minimize(tf.constant(1.0), [weight])
     optimizer.minimize(loss=lambda: 1.0 * weight, var_list=[weight], grad_loss=None, name="step", tape=None)
-    assert weight.numpy() == 1.5
-    tape = tf.GradientTape()
-    optimizer.minimize(lambda: 1.0 * weight, weight, tape=tape)
+    optimizer.minimize(lambda: 1.0 * weight, weight, tape=tf.GradientTape())
     assert weight.numpy() == 1.0
     ((gradient, variable),) = optimizer.compute_gradients(lambda: 3.0 * weight, [weight])
-    assert gradient.numpy() == 3.0
-    assert variable is weight
+    assert gradient.numpy() == 3.0 and variable is weight
     for variables in (iter([weight]), lambda: weight, lambda: (weight,)):
         before = weight.numpy()
         with tf.GradientTape() as tape:
