@@ -2,7 +2,6 @@
 
 import threading
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -208,35 +207,3 @@ def test_a_loop_on_two_replicas_sums_their_gradients(family, contract, traced):
     for _ in range(STEPS):
         on_all()
     assert [weight.values[1].numpy() for weight in loop.weights] == [4.0 - 2 * STEPS * RATE, 4.0 - 4 * STEPS * RATE]
-
-
-@pytest.mark.table("function-keras3", every=1)
-@families
-@pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
-def test_fit_and_a_train_step_of_ones_own(family, eagerly):
-    keras = family.keras
-    x, y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
-
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                scaled = self.optimizer.get_scaled_loss(loss)
-            gradients = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, self.trainable_variables))
-            gradients, _ = tf.clip_by_global_norm(gradients, 100.0)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-            return {"loss": loss}
-
-    weights = []
-    for cls, optimizer in (
-        (keras.Sequential, family.optimizers.SGD(0.125)),
-        (keras.Sequential, LossScaleOptimizer(family.optimizers.SGD(0.125))),
-        (Own, LossScaleOptimizer(family.optimizers.SGD(0.125))),
-    ):
-        model = cls([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(optimizer, "mse", run_eagerly=eagerly)
-        model.fit(x, y, batch_size=4)
-        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    np.testing.assert_array_equal(weights[0], weights[1])
-    np.testing.assert_array_equal(weights[0], weights[2])
