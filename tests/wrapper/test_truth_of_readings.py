@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.families import FAMILIES, all_families
-from tf_lossscale import LossScaleOptimizer, amp
+from tf_lossscale import LossScaleOptimizer
 
 KERAS_3, TF_KERAS, LEGACY, *_ = FAMILIES
 
@@ -70,17 +70,3 @@ def test_a_truth_value_that_a_graph_cannot_have_is_an_error():
 
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
         ask()
-
-
-@pytest.mark.parametrize("library", ["keras3", "tf_keras"])
-def test_the_overflow_monitor_tells_skipped_from_applied_steps_under_a_strategy(library, capsys):
-    keras = {"keras3": KERAS_3, "tf_keras": TF_KERAS}[library].keras
-    with strategies.get("mirrored_2").scope():
-        network = keras.Sequential([keras.layers.Dense(3)])
-        manager = amp.DynamicLossScaleManager(64)
-        model = amp.Model(network, "mse", keras.optimizers.SGD(0.01), loss_scale_manager=manager)
-    x = np.ones((24, 4), "float32")
-    x[8:16] = np.inf
-    model.train(1, tf.data.Dataset.from_tensor_slices((x, x[:, :3])).batch(8), callbacks=amp.OverflowMonitor())
-    said = [line.partition("loss scale is ")[2] for line in capsys.readouterr().out.splitlines() if "overflow" in line]
-    assert said == ["64, overflow: False", "32, overflow: True", "32, overflow: False"]
