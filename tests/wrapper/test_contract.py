@@ -42,10 +42,6 @@ def gradient_of(weight, scale):
     return tape.gradient(loss, weight)
 
 
-def out_of_memory(*args, **kwargs):
-    raise tf.errors.ResourceExhaustedError(None, None, "no memory is left")
-
-
 @pytest.mark.table(
     "callable variables-function-keras3",
     "callable-eager-tf1",
@@ -102,6 +98,9 @@ def test_a_second_update_after_one_scale_loss_raises_since_its_gradients_may_be_
 @all_families
 @pytest.mark.parametrize("method", ["apply_gradients", "apply"])
 def test_an_update_that_raises_an_error_can_be_repeated(family, method, monkeypatch):
+    def out_of_memory(*args, **kwargs):
+        raise tf.errors.ResourceExhaustedError(None, None, "no memory is left")
+
     weight, optimizer = setup(family)
     optimizer.scale_loss(0.0)
     pair = [tf.constant(1024.0)], [weight]
@@ -193,52 +192,14 @@ def test_apply_refuses_unscaled_gradients_and_what_was_made_of_them(family, comp
     assert (weight.numpy(), optimizer.state()) == (2.0, before)
 
 
-@all_families
-@compiled
-@pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss", "by hand"])
-def test_apply_takes_scaled_gradients_whose_unscaled_norm_was_looked_at(family, compiled, method, warnings):
-    if family.name == "sonnet":
-        pytest.skip("Sonnet's apply takes what get_unscaled_gradients returned as it is")
-    weight, optimizer = setup(family)
-    scale = (lambda loss: loss * optimizer.loss_scale) if method == "by hand" else getattr(optimizer, method)
-
-    def step():
-        scaled = [gradient_of(weight, scale)]
-        tf.linalg.global_norm(optimizer.get_unscaled_gradients(scaled))
-        optimizer.apply(scaled, [weight])
-
-    run(step, compiled)
-    assert weight.numpy() == bare(family)
-    assert not [each for each in warnings if "twice" in each]
-
-
-@all_families
-@compiled
-def test_apply_after_a_step_of_the_tensorflow_2_contract_does_not_warn(family, compiled, warnings):
-    weight, optimizer = setup(family)
-
-    def by_keras_3():
-        optimizer.apply([gradient_of(weight, optimizer.scale_loss)], [weight])
-
-    def by_tensorflow_2():
-        loops.step(optimizer, lambda: 0.25 * weight**2, [weight])
-
-    for step in (by_keras_3, by_tensorflow_2, by_keras_3):
-        run(step, compiled, steps=1)
-    assert weight.numpy() == bare(family)
-    assert not warnings
-
-
-@pytest.mark.parametrize("family", ALL_FAMILIES[:2], ids=IDS[:2])
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
 def test_apply_of_what_may_be_unscaled_warns_once(family, warnings):
     weight, optimizer = setup(family)
-    optimizer.get_scaled_loss(0.0)
-    gradients = optimizer.get_unscaled_gradients([tf.constant(1024.0)])
-    optimizer.apply_gradients(zip(gradients, [weight]))
+    loops.step(optimizer, lambda: weight * 1.0, [weight])
     for _ in range(2):
-        optimizer.apply([2.0 * gradients[0]], [weight])
-    assert len(warnings) == 1
-    assert "may be divided twice" in warnings[0]
+        optimizer.apply([tf.constant(1.0)], [weight])
+    (said,) = warnings
+    assert "may be divided twice" in said
 
 
 # Nothing is scaled or unscaled twice. ----------------------------------------------------------------------------
@@ -312,18 +273,6 @@ def test_a_loss_of_two_optimizers_is_scaled_and_unscaled_by_both_unless_they_sha
         first.get_scaled_loss(second.get_scaled_loss(tf.constant(1.0)))
     with pytest.raises(RuntimeError, match="already unscaled, because an earlier call returned it"):
         first.get_unscaled_gradients(second.get_unscaled_gradients([tf.constant(1.0)]))
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
-def test_fit_refuses_a_loss_that_is_scaled_already(family):
-    class Model(family.keras.Sequential):
-        def compute_loss(self, x=None, *args, **kwargs):
-            return self.optimizer.get_scaled_loss(tf.reduce_mean(self(x)))
-
-    model = Model([family.keras.layers.Dense(1)])
-    model.compile(LossScaleOptimizer(family.sgd()), "mse")
-    with pytest.raises(RuntimeError, match="This loss is scaled already"):
-        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
 
 
 @all_families
@@ -406,9 +355,8 @@ def test_an_update_after_two_gradient_functions_of_different_contracts_raises(fa
     scale = tf.function(lambda: optimizer.scale_loss(tf.constant(1.0)))
     unscale = tf.function(lambda scaled: optimizer.get_unscaled_gradients([scaled])[0])
     update = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
-    gradient = unscale(scale())
     with pytest.raises(RuntimeError, match="Cannot tell whether these gradients are scaled"):
-        update(gradient)
+        update(unscale(scale()))
     assert weight.numpy() == 2.0
 
 
@@ -467,25 +415,6 @@ def test_a_skipped_step_counts_in_the_tensorflow_2_contract_and_not_in_keras_3s(
     assert int(optimizer.skipped_steps) == 3
 
 
-@all_families
-def test_losses_of_every_kind_are_scaled_in_their_own_dtype(family):
-    _, optimizer = setup(family)
-    for dtype in ("float16", "bfloat16", "float32", "float64"):
-        scaled = optimizer.get_scaled_loss(tf.constant(2.0, dtype))
-        assert scaled.dtype == dtype
-        assert float(scaled) == 2048.0
-    nested = optimizer.get_scaled_loss({"a": tf.constant(1.0), "b": (tf.constant([2.0]), tf.constant(3.0))})
-    assert float(nested["a"]) == 1024.0
-    assert float(nested["b"][1]) == 3072.0
-    assert float(optimizer.get_scaled_loss(lambda: tf.constant(2.0))()) == 2048.0
-    assert optimizer.scale_loss(tf.constant(100.0, tf.float16)).dtype == tf.float32
-    assert float(optimizer.scale_loss(tf.constant(100.0, tf.float16))) == 102400.0
-    with pytest.raises(TypeError, match="floating"):
-        optimizer.get_scaled_loss(tf.constant(3))
-    with pytest.raises(TypeError, match="floating"):
-        optimizer.scale_loss(tf.constant(3))
-
-
 def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
     seen = []
     monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *values: seen.append(message % values))
@@ -522,12 +451,10 @@ def test_a_gradient_that_overflows_when_it_is_unscaled_skips_the_step(family, co
     def step():
         optimizer.scale_loss(0.0)
         optimizer.apply([tf.constant(1e30)], [weight])
-        (gradient,) = optimizer.get_unscaled_gradients([tf.constant(1e30)])
-        optimizer.apply_gradients([(gradient, weight)])
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant(1e30)]), [weight]))
 
     run(step, compiled, steps=1)
-    assert weight.numpy() == 1.0
-    assert int(optimizer.skipped_steps) == 2
+    assert (weight.numpy(), int(optimizer.skipped_steps)) == (1.0, 2)
 
 
 @pytest.mark.table("keras3", every=1)

@@ -174,51 +174,6 @@ def test_a_config_creates_one_without_counts_and_copies_keep_them(family):
     assert counts_of(optimizer) == {"weight": {column(3): 1}}, "a copy counts in variables of its own"
 
 
-@families
-def test_checkpoints_are_those_of_an_optimizer_that_does_not_count(family, tmp_path):
-    def saved(name, **options):
-        optimizer, weight = LossScaleOptimizer(family.adam(), **options), tf.Variable(1.0)
-        loops.step(optimizer, lambda: weight**2, [weight])
-        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / name))
-        return optimizer, path, tf.train.list_variables(path)
-
-    _, path, names = saved("plain")
-    optimizer, other, others = saved("counting", diagnose="exponents")
-    assert others == names
-    tf.train.Checkpoint(optimizer=optimizer).read(path).assert_consumed()
-    plain, _, _ = saved("another")
-    tf.train.Checkpoint(optimizer=plain).read(other).assert_consumed()
-
-
-def operations(family, variables, **options):
-    """The types of the operations of a step, without those in branches, and all functions of its graph."""
-    weights = [tf.Variable([1.0]) for _ in range(variables)]
-    optimizer = LossScaleOptimizer(family.sgd(), **options)
-
-    @tf.function
-    def step():
-        loops.step(optimizer, lambda: tf.add_n(weights), weights)
-
-    step()
-    graph = step.get_concrete_function().graph
-    return [operation.type for operation in graph.get_operations()], graph.as_graph_def().library.function
-
-
-@pytest.mark.table("keras3", every=1)
-@families
-def test_a_step_that_is_not_counted_has_a_few_more_operations_however_many_variables_there_are(family):
-    more = []
-    for variables in (2, 20):
-        plain, _ = operations(family, variables)
-        counting, functions = operations(family, variables, diagnose="exponents")
-        more.append(len(counting) - len(plain))
-        assert "DenseBincount" not in counting
-        assert any(node.op == "DenseBincount" for function in functions for node in function.node_def)
-        plain.append("Less")
-        assert set(counting) == set(plain)
-    assert more[0] == more[1] < 20
-
-
 @pytest.mark.table("exponents-keras3", "True-tf_keras_legacy", "exponents-tf_keras", every=1)
 @families
 @pytest.mark.parametrize("diagnose", [True, "exponents"])

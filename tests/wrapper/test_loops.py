@@ -52,8 +52,7 @@ class Loop:
         self.function("step", lambda: self.update(tf.clip_by_global_norm(self.unscaled(), 100.0)[0]))()
 
     def keras_3_apply(self):
-        step = lambda: self.optimizer.apply(self.scaled_gradients("scale_loss"), self.weights)  # noqa: E731
-        self.function("step", step)()
+        self.function("step", lambda: self.optimizer.apply(self.scaled_gradients("scale_loss"), self.weights))()
 
     def keras_3_apply_gradients(self):
         self.function("step", lambda: self.update(self.scaled_gradients("scale_loss")))()
@@ -65,7 +64,7 @@ class Loop:
         def step():
             gradients = self.scaled_gradients("scale_loss")
             tf.linalg.global_norm(self.optimizer.get_unscaled_gradients(gradients))
-            self.update(gradients)
+            self.optimizer.apply(gradients, self.weights)
 
         self.function("step", step)()
 
