@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.rules import Counts, Rules
 
 SETTINGS = hypothesis.settings(max_examples=150)
@@ -141,17 +140,16 @@ def test_the_defaults_are_those_of_tensorflow():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"growth_factor": 1.0}, "`growth_factor` must be above 1 in float32, but got: 1.0. The usual value is 2.0."),
-        ({"growth_factor": 0.5}, "`growth_factor` must be above 1 in float32, but got: 0.5. The usual value is 2.0."),
-        ({"growth_factor": 1 + 1e-9}, "`growth_factor` must be above 1 in float32"),
-        ({"backoff_factor": 1.0}, "`backoff_factor` must be below 1 in float32, but got: 1.0. The usual value is 0.5."),
-        ({"backoff_factor": 1.5}, "`backoff_factor` must be below 1 in float32, but got: 1.5. The usual value is 0.5."),
-        ({"backoff_factor": 1 - 1e-9}, "`backoff_factor` must be below 1 in float32"),
+        (
+            {"growth_factor": 1 + 1e-9},
+            "`growth_factor` must be above 1 in float32, but got: 1.000000001. The usual value",
+        ),
+        (
+            {"backoff_factor": 1 - 1e-9},
+            "`backoff_factor` must be below 1 in float32, but got: 0.999999999. The usual va",
+        ),
         ({"min_scale": 16.0, "max_scale": 8.0}, "`min_scale` must not be above `max_scale`, but got: 16.0 and 8.0."),
         ({"growth_steps": 0}, "`dynamic_growth_steps` must be"),
-        ({"hysteresis": 0}, "`hysteresis` must be"),
-        ({"min_scale": 0.0}, "`min_scale` must be"),
-        ({"max_scale": -1.0}, "`max_scale` must be"),
     ],
     ids=str,
 )
@@ -187,19 +185,6 @@ def test_the_step_is_a_few_scalar_operations_without_a_branch():
     operations = step.get_concrete_function(tf.TensorSpec([], tf.bool), *counts).graph.get_operations()
     assert not {"If", "StatelessIf", "While", "Switch"} & {o.type for o in operations}
     assert all(output.shape.rank == 0 for o in operations for output in o.outputs)
-
-
-def test_counts_in_variables_move_as_counts_in_tensors():
-    rules = Rules(growth_steps=2, hysteresis=2)
-    scale = DynamicLossScale(8.0, 2, hysteresis=2)
-    model = Model(rules, 8.0)
-    for finite in (True, True, False, True, False, False, True, True, False):
-        scale.step([tf.constant(1.0 if finite else np.nan)], lambda gradients: None)
-        expected = model.step(finite)
-        assert (scale().numpy(), scale.good_steps.numpy(), scale.bad_steps.numpy()) == expected
-        assert bool(scale.last_step_skipped) is not finite
-    assert int(scale.skipped_steps) == 4
-    assert int(scale.total_steps) == 9
 
 
 def test_checked_rules_are_plain_numbers():

@@ -278,20 +278,35 @@ def test_multi_optimizer_takes_the_same_steps_and_skips_in_all_its_parts(compile
 
 @compiled
 def test_variables_that_are_overwritten_take_their_gradient_as_it_is(compiled):
-    weight, amax = keras.Variable([1.0]), keras.Variable([0.0])
+    weight, amax = keras.Variable([1.0]), keras.Variable([0.0], name="amax")
     amax.overwrite_with_gradient = True
     optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, loss_scale_factor=2.0)
+    optimizer.build([weight, amax])
 
-    def step(gradient, new):
+    @tf.custom_gradient
+    def noted(amax):
+        return amax, lambda upstream: upstream * 0.0 + 3.0  # a new value, whatever the scale
+
+    def apply(gradient, new):
         optimizer.scale_loss(0.0)
         optimizer.apply([gradient, new], [weight, amax])
 
-    function = tf.function(step) if compiled else step
-    function(tf.constant([16.0]), tf.constant([3.0]))
-    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
-    function(tf.constant([np.inf]), tf.constant([5.0]))
-    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
-    assert float(optimizer.loss_scale) == 4.0
+    def minimize(gradient, new):
+        optimizer.minimize(lambda: weight.value + 0.0 * noted(amax.value), [weight, amax])
+
+    def divided(gradient, new):
+        optimizer.get_scaled_loss(0.0)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([gradient, new]), [weight, amax]))
+
+    def take(step, gradient, new):
+        (tf.function(step) if compiled else step)(tf.constant([gradient]), tf.constant([new]))
+        return weight.value.numpy().item(), amax.value.numpy().item(), float(optimizer.loss_scale)
+
+    assert take(apply, 16.0, 5.0) == (0.5, 5.0, 8.0)
+    assert take(minimize, 0.0, 0.0) == (0.0, 3.0, 8.0)
+    with pytest.raises(ValueError, match=r"amax has overwrite_with_gradient=True.*apply\(gradients, variables\)"):
+        take(divided, 16.0, 16.0)
+    assert take(apply, np.inf, 7.0) == (0.0, 3.0, 4.0)
 
 
 @pytest.mark.table("0-False-function", "1-True-eager", "None-True-eager", every=1)
@@ -317,38 +332,6 @@ def test_a_new_value_that_overflows_on_either_replica_skips_the_step_on_both(bad
     expected = [0.5, 3.0, 8.0] if bad is None else [1.0, 1.0, 4.0]
     for variable, value in zip((weight.value, amax.value, optimizer._loss_scale.current_loss_scale), expected):
         assert [copy.numpy() for copy in strategy.experimental_local_results(variable)] == [value] * 2
-
-
-@compiled
-def test_minimize_gives_a_variable_that_is_overwritten_its_gradient_as_it_is(compiled):
-    weight, amax = keras.Variable([1.0]), keras.Variable([1.0])
-    amax.overwrite_with_gradient = True
-    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0)
-
-    @tf.custom_gradient
-    def noted(amax):
-        return amax, lambda upstream: upstream * 0.0 + 3.0  # a new value, whatever the scale
-
-    def step():
-        optimizer.minimize(lambda: weight.value * noted(amax.value), [weight, amax])
-
-    (tf.function(step) if compiled else step)()
-    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
-
-
-@compiled
-def test_a_new_value_that_was_divided_by_the_scale_is_refused_with_what_to_do(compiled):
-    amax = keras.Variable([1.0], name="amax")
-    amax.overwrite_with_gradient = True
-    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0)
-
-    def step():
-        optimizer.get_scaled_loss(0.0)
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant([16.0])]), [amax]))
-
-    with pytest.raises(ValueError, match=r"amax has overwrite_with_gradient=True.*apply\(gradients, variables\)"):
-        (tf.function(step) if compiled else step)()
-    assert amax.value.numpy() == 1.0
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import re
 
 import numpy as np
 import pytest
+import sonnet
 import tensorflow as tf
 
+from tests import strategies
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, legacy
 
@@ -271,3 +273,40 @@ def test_a_legacy_step_without_gradients_records_nothing(diagnose, compiled):
             optimizer.precision_report()
     optimizer.minimize(lambda: weight**2, [weight])
     assert weight.numpy() == 0.0
+
+
+@pytest.mark.table(
+    "keras3-function", "tf_keras-eager", "tf_keras_legacy-function", "tf1-eager", "sonnet-function", every=7
+)
+@pytest.mark.parametrize("where", ["eager", "function"])
+@all_families
+def test_an_if_on_the_last_step_tells_skipped_from_applied_steps_on_and_across_replicas(family, where):
+    strategy = strategies.get("mirrored_2")
+    if family.name == "sonnet":  # refuses other strategies
+        one_device = tf.distribute.ReductionToOneDevice()
+        strategy = sonnet.distribute.Replicator(["cpu:0", "cpu:1"], cross_device_ops=one_device)
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+        optimizer = LossScaleOptimizer(family.adam(), initial_scale=8)
+
+    def on_replica(gradient):
+        optimizer.apply_gradients([(tf.identity(gradient), variable)])
+        return tf.constant("skipped") if optimizer.last_step_skipped else tf.constant("applied")
+
+    def step(gradient):
+        inside = strategy.run(on_replica, args=(gradient,))
+        return inside, tf.constant("skipped") if optimizer.last_step_skipped else tf.constant("applied")
+
+    step, said = tf.function(step) if where == "function" else step, []
+    for gradient in (1.0, np.inf, 1.0, np.nan):
+        inside, outside = step(tf.constant([gradient]))
+        said.append({each.numpy() for each in (*strategy.experimental_local_results(inside), outside)})
+    assert said == [{b"applied"}, {b"skipped"}, {b"applied"}, {b"skipped"}]
+    assert int(optimizer.skipped_steps) == 2
+
+
+def test_a_truth_value_that_a_graph_cannot_have_is_an_error():
+    with strategies.get("mirrored_2").scope():
+        optimizer = LossScaleOptimizer(FAMILIES[1].sgd())
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        tf.function(lambda: 1 if optimizer.last_step_skipped else 2, autograph=False)()
