@@ -162,25 +162,19 @@ def test_a_model_that_is_thrown_away_gives_its_inner_optimizer_back(family):
         del model
 
 
-@all_families
-def test_a_class_with_the_name_in_its_own_name_is_no_loss_scale_optimizer(family):
+@families
+def test_a_class_is_a_loss_scale_optimizer_if_it_is_derived_from_one_whatever_its_name(family):
     class MyLossScaleOptimizer(type(family.sgd())):
         pass
 
-    weight = tf.Variable(1.0)
-    LossScaleOptimizer(MyLossScaleOptimizer(0.5)).minimize(lambda: weight * 1.0, [weight])
-    assert weight.numpy() == 0.5
-    assert not isinstance(MyLossScaleOptimizer(0.5), stable.LossScaleOptimizer)
-
-
-@families
-def test_a_class_derived_from_a_loss_scale_optimizer_is_one_by_any_name(family):
     class Mine(LossScaleOptimizer):
         pass
 
     class Theirs(type(family.keras.mixed_precision.LossScaleOptimizer(family.sgd()))):
         pass
 
+    assert not isinstance(MyLossScaleOptimizer(0.5), stable.LossScaleOptimizer)
+    LossScaleOptimizer(MyLossScaleOptimizer(0.5))
     for wrapper in (Mine(family.sgd()), Theirs(family.sgd())):
         with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
             LossScaleOptimizer(wrapper)

@@ -8,7 +8,6 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests import strategies
 from tests.families import FAMILIES, IDS, families
@@ -80,14 +79,6 @@ def test_a_shared_scale_takes_no_other_keywords():
             SharedLossScale(**{name: 2})
 
 
-def test_tf_keras_itself_reads_our_config():
-    for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
-        config = LossScaleOptimizer(optimizers.Adam(0.25), initial_scale=8.0).get_config()
-        original_class = type(tf_keras.mixed_precision.LossScaleOptimizer(optimizers.Adam()))
-        original = original_class.from_config(config)
-        assert float(original.loss_scale) == 8.0
-
-
 OLD_SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.25, "momentum": 0.0, "nesterov": False}}
 OLD_SCALES = [
     ("dynamic", (True, 2.0**15, 2000)),
@@ -118,15 +109,6 @@ def gone_three_steps(family, cls=LossScaleOptimizer):
     for gradient in (1.0, -0.5, np.inf, 0.25):
         optimizer.apply_gradients([(tf.constant([gradient, 1.0]), weight)])
     return optimizer, weight
-
-
-@families
-def test_a_copy_shares_everything(family):
-    optimizer, _ = gone_three_steps(family)
-    shallow = copy.copy(optimizer)
-    assert type(shallow) is type(optimizer)
-    assert shallow.inner_optimizer is optimizer.inner_optimizer
-    assert shallow.dynamic_counter is optimizer.dynamic_counter
 
 
 @families

@@ -97,18 +97,6 @@ def test_what_is_no_loss_is_refused_and_named(result):
             optimizer.scale_inside(lambda nothing=nothing: nothing)()
 
 
-@families
-def test_the_library_sees_and_clips_unscaled_gradients(family):
-    weight = tf.Variable([3.0, 4.0])
-    optimizer = LossScaleOptimizer(family.sgd())
-    with tf.GradientTape() as tape:
-        loss = optimizer.scale_inside(lambda: tf.reduce_sum(weight**2))()
-    (clipped,), norm = tf.clip_by_global_norm(tape.gradient(loss, [weight]), 1.0)
-    optimizer.apply_gradients([(clipped, weight)])
-    assert (float(loss), float(norm)) == (25.0, 10.0)
-    np.testing.assert_allclose(weight, [2.7, 3.6], rtol=1e-6)
-
-
 def test_arguments_pass_and_a_tuple_keeps_its_class_and_its_other_parts_without_gradients():
     weight, optimizer = tf.Variable(3.0), LossScaleOptimizer(tf.keras.optimizers.SGD())
 

@@ -1,6 +1,5 @@
 """The state as plain numbers, and the report of which gradients overflowed."""
 
-import json
 import re
 
 import numpy as np
@@ -53,24 +52,6 @@ def test_the_state_is_plain_numbers_that_follow_each_step(family, call):
     assert (after["dynamic_counter"], after["skipped_in_a_row"], after["total_steps"]) == (1, 0, 6)
 
 
-@all_families
-def test_a_state_goes_through_json_and_training_goes_on_where_it_was(family):
-    def make():
-        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=64, dynamic_growth_steps=3, hysteresis=2)
-        return optimizer, stepper(optimizer, [tf.Variable(0.0)])
-
-    first, step_first = make()
-    for gradient in (INF, 1.0, 1.0, INF):
-        step_first(gradient)
-    second, step_second = make()
-    second.set_state(json.loads(json.dumps(first.state())))
-    assert bool(second.last_step_skipped)
-    for gradient in (NAN, 1.0, 1.0, 1.0, INF):
-        step_first(gradient)
-        step_second(gradient)
-        assert first.state() == second.state()
-
-
 def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
     fixed = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
     assert fixed.state() == {"loss_scale": 8.0}
@@ -82,8 +63,9 @@ def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
 def test_the_largest_counts_are_set_as_they_are_and_those_that_an_older_state_lacks_are_zero():
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
     state = {**optimizer.state(), "total_steps": 2**63 - 1, "skipped_steps": 2**62 + 1}
-    optimizer.set_state(state)
-    assert optimizer.state() == state
+    optimizer.set_state({**state, "skipped_in_a_row": 1})
+    assert optimizer.state() == {**state, "skipped_in_a_row": 1}
+    assert bool(optimizer.last_step_skipped)
     optimizer.set_state({"loss_scale": 4.0, "dynamic_counter": 7})
     state = optimizer.state()
     assert (state["loss_scale"], state["dynamic_counter"]) == (4.0, 7)

@@ -244,6 +244,15 @@ def test_a_scale_that_cannot_stall_has_nothing_of_it_in_the_graph():
     assert texts_in_the_graph(loss_scale=FixedLossScaleManager(8.0, True))
 
 
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+def test_a_fit_that_xla_compiles_and_that_went_nowhere_says_so_once_at_its_end(family, warnings, printed):
+    model = family.keras.Sequential([family.keras.Input((2,)), family.keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(family.sgd(), initial_scale=4.0), "mse", jit_compile=True)
+    model.fit(np.full((110, 2), np.nan), np.zeros((110, 1)), batch_size=1, verbose=0)
+    (said,) = warnings + printed()
+    assert "The last 110 steps" in said
+
+
 def test_a_function_is_no_part_of_a_config_which_is_said(warnings):
     for value in ("warn", print):
         assert "on_stall" not in LossScaleOptimizer(tf.keras.optimizers.SGD(), on_stall=value).get_config()
