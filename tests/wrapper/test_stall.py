@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.families import ALL_FAMILIES, FAMILIES, all_families
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
 
