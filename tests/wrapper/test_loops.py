@@ -140,13 +140,7 @@ LOOPS = [*ONE_FUNCTION, *SEVERAL[SEVERAL.index("micro_step_and_update_in_two_fun
 
 # Each loop of the first tier has two of the families, the next pair in turn.
 CELLS = [
-    pytest.param(
-        family,
-        way,
-        name,
-        id=f"{name}-{way}-{family.name}",
-        marks=() if (j - i) % 5 < 2 else WIDE,
-    )
+    pytest.param(family, way, name, id=f"{name}-{way}-{family.name}", marks=() if (j - i) % 5 < 2 else WIDE)
     for i, name in enumerate(LOOPS)
     for j, family in enumerate(ALL_FAMILIES)
     for way in WAYS

@@ -24,10 +24,7 @@ def stepper(optimizer, variables, call="eager"):
     return lambda *gradients: function(*[tf.constant(g, tf.float32) for g in gradients])
 
 
-CALLS = [
-    *((family, call) for family in ALL_FAMILIES for call in ("eager", "function")),
-    (FAMILIES[0], "compiled"),
-]
+CALLS = [*((family, call) for family in ALL_FAMILIES for call in ("eager", "function")), (FAMILIES[0], "compiled")]
 calls = pytest.mark.parametrize(("family", "call"), CALLS, ids=[f"{family.name}-{call}" for family, call in CALLS])
 
 
