@@ -363,14 +363,3 @@ def test_keras_3s_fit_calls_the_apply_gradients_of_a_subclass():
         return layer.kernel.numpy().item()
 
     assert trained(LossScaleOptimizer) == trained(lambda inner: inner) == 0.875**4
-
-
-def test_a_keras_3_subclass_may_sum_over_workers_itself():
-    class Sums(keras.optimizers.SGD):
-        def _all_reduce_sum_gradients(self, grads_and_vars):
-            return [(2.0 * g, v) for g, v in super()._all_reduce_sum_gradients(grads_and_vars)]
-
-    weight = keras.Variable(1.0)
-    optimizer = LossScaleOptimizer(Sums(0.25), dynamic=False, initial_scale=1)
-    optimizer.minimize(lambda: 1.0 * weight.value, [weight])
-    assert weight.numpy() == 0.5

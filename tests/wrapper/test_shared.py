@@ -1,7 +1,5 @@
 """Several optimizers that share one loss scale."""
 
-import copy
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -137,9 +135,3 @@ def test_gradients_that_are_summed_and_gradients_that_are_not_step_together():
 
     strategy.run(step, (tf.constant(1.0),))
     assert [weight.numpy().item() for weight in weights] == [7.0, 7.5]
-
-
-def test_a_copy_has_a_scale_of_its_own_and_says_so_by_its_config():
-    optimizer = pair(FAMILIES[0], SharedLossScale(64, 7))[0]
-    again = LossScaleOptimizer.from_config(copy.deepcopy(optimizer.get_config()))
-    assert (float(again.loss_scale), again.dynamic_growth_steps) == (64.0, 7)
