@@ -106,7 +106,8 @@ def test_the_underscore_names_of_old_code_work(family):
     optimizer._create_all_weights([weight])
     assert len(optimizer.weights) >= 3
     assert float(optimizer._decayed_lr("float32")) == 1.0
-    optimizer.iterations = 2
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.ones(2), weight)])
     assert float(optimizer._decayed_lr("float32")) == 0.25
     with pytest.raises((AttributeError, KeyError), match="bogus"):
         optimizer._get_hyper("bogus")
