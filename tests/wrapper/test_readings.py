@@ -224,15 +224,18 @@ def test_in_a_session_the_report_is_kept_though_only_global_variables_are_initia
         np.testing.assert_array_equal(session.run(tables[0]), [[3, 5, 2, 1]])
 
 
-def test_a_checkpoint_made_without_a_diagnosis_fills_all_of_an_optimizer_with_one(tmp_path):
-    variable = tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
-    stepper(optimizer, [variable])(INF)
-    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
-    diagnosing = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
-    stepper(diagnosing, [variable])(INF)
-    tf.train.Checkpoint(optimizer=diagnosing).read(path).assert_consumed()
-    assert diagnosing.overflow_report()[0].steps == 1, "counted since this object was made"
+@pytest.mark.parametrize("diagnose", [True, "exponents"])
+def test_checkpoints_are_those_of_an_optimizer_that_records_nothing(diagnose, tmp_path):
+    listed = []
+    for recorded in (diagnose, False):
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=recorded)
+        stepper(optimizer, [tf.Variable(1.0)])(INF)
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / str(recorded)))
+        listed.append(tf.train.list_variables(path))
+        recording = optimizer if recorded else recording
+    assert listed[0] == listed[1]
+    tf.train.Checkpoint(optimizer=recording).read(path).assert_consumed()
+    assert diagnose == "exponents" or recording.overflow_report()[0].steps == 1, "counted since this object was made"
 
 
 @pytest.mark.parametrize("diagnose", [True, "exponents"])
