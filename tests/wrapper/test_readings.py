@@ -226,16 +226,15 @@ def test_in_a_session_the_report_is_kept_though_only_global_variables_are_initia
 
 @pytest.mark.parametrize("diagnose", [True, "exponents"])
 def test_checkpoints_are_those_of_an_optimizer_that_records_nothing(diagnose, tmp_path):
-    listed = []
-    for recorded in (diagnose, False):
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=recorded)
+    plain, recording = (LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=each) for each in (False, diagnose))
+    paths = []
+    for optimizer, name in ((recording, "recording"), (plain, "plain")):
         stepper(optimizer, [tf.Variable(1.0)])(INF)
-        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / str(recorded)))
-        listed.append(tf.train.list_variables(path))
-        recording = optimizer if recorded else recording
-    assert listed[0] == listed[1]
-    tf.train.Checkpoint(optimizer=recording).read(path).assert_consumed()
-    assert diagnose == "exponents" or recording.overflow_report()[0].steps == 1, "counted since this object was made"
+        paths.append(tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / name)))
+    assert tf.train.list_variables(paths[0]) == tf.train.list_variables(paths[1])
+    tf.train.Checkpoint(optimizer=recording).read(paths[1]).assert_consumed()
+    if diagnose is True:
+        assert recording.overflow_report()[0].steps == 1, "counted since this object was made"
 
 
 @pytest.mark.parametrize("diagnose", [True, "exponents"])
