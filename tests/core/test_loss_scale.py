@@ -66,20 +66,6 @@ def test_a_fixed_scale_moves_for_nothing_and_asks_nothing():
         LossScale()()
 
 
-def test_it_moves_inside_a_tf_function_and_is_made_outside_of_it():
-    made = []
-
-    @tf.function
-    def step(gradient):
-        if not made:
-            made.append(DynamicLossScale(8.0))
-        scale = made[0]
-        scale.step([gradient], lambda gradients: None)
-        return scale()
-
-    assert [float(step(tf.constant(g))) for g in (1.0, np.inf, 1.0, np.nan)] == [8.0, 4.0, 4.0, 2.0]
-
-
 def test_each_legacy_graph_has_variables_of_its_own_among_the_global_ones():
     scale = DynamicLossScale(8.0)
     for _ in range(2):

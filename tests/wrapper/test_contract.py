@@ -11,7 +11,7 @@ from absl import logging
 
 from tests import loops
 from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families
-from tf_lossscale import DynamicLossScale, LossScaleOptimizer, SharedLossScale
+from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.core import replicas
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -113,19 +113,6 @@ def test_an_update_that_raises_an_error_can_be_repeated(family, method, monkeypa
     assert weight.numpy() == 2.0
     update()
     assert weight.numpy() == 1.5
-
-
-@all_families
-def test_the_parts_of_unscaled_gradients_may_go_to_several_updates(family):
-    first, optimizer = setup(family)
-    second = tf.Variable(2.0)
-    optimizer.build([first, second])
-    with tf.GradientTape() as tape:
-        loss = optimizer.get_scaled_loss(3.0 * first + second)
-    gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [first, second]))
-    for gradient, weight in zip(gradients, (first, second)):
-        optimizer.apply_gradients([(1.0 * gradient, weight)])
-    assert [first.numpy(), second.numpy()] == [0.5, 1.5]
 
 
 @all_families
@@ -426,24 +413,6 @@ def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
     assert float(optimizer.get_scaled_loss(tf.constant(1e-3))) == pytest.approx(131.072)
 
 
-@pytest.mark.table("keras3-function-sonnet", "tf2-xla-tf_keras_legacy", every=7)
-@all_families
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["function", "xla"])
-@pytest.mark.parametrize("contract", ["tf2", "keras3"])
-def test_an_overflow_that_only_the_scaling_causes_is_seen_when_compiled(family, options, contract):
-    weight, optimizer = setup(family)
-
-    @tf.function(**options)
-    def step(factor):
-        if contract == "tf2":
-            optimizer.minimize(lambda: weight * factor, var_list=[weight])
-        else:
-            optimizer.apply([factor * gradient_of(weight, optimizer.scale_loss)], [weight])
-
-    step(tf.constant(1e37))
-    assert (weight.numpy(), float(optimizer.loss_scale)) == (2.0, 512.0)
-
-
 @all_families
 @compiled
 def test_a_gradient_that_overflows_when_it_is_unscaled_skips_the_step(family, compiled):
@@ -459,27 +428,30 @@ def test_a_gradient_that_overflows_when_it_is_unscaled_skips_the_step(family, co
     assert (weight.numpy(), int(optimizer.skipped_steps)) == (1.0, 2)
 
 
-@pytest.mark.table("keras3", every=1)
-@all_families
-def test_gradients_of_a_deleted_function_are_unscaled_like_those_of_a_living_one(family):
-    weight, optimizer = setup(family)
-    for _ in range(3):
-        found = tf.function(lambda: gradient_of(weight, optimizer.scale_loss))()
-        gc.collect()
-        optimizer.apply_gradients([(found, weight)])
-    assert weight.numpy() == bare(family)
-
-
 @all_families
 @compiled
-def test_a_loss_function_that_is_scaled_once_can_be_called_in_every_step(family, compiled):
+@pytest.mark.parametrize("method", ["get_scaled_loss", "scale_loss"])
+def test_a_loss_function_that_is_scaled_once_is_called_and_scaled_in_every_step(family, compiled, method):
     weight, optimizer = setup(family)
-    loss_fn = optimizer.scale_loss(lambda: 0.25 * weight**2)
+    calls = []
+
+    def loss_fn():
+        calls.append(1)
+        return 0.25 * weight**2, {"regularization": tf.constant(4.0, tf.float16)}
+
+    scaled_fn = getattr(optimizer, method)(loss_fn)
+    assert not calls
+    assert [float(part) for part in tf.nest.flatten(scaled_fn())] == [1024.0, 4096.0]
+    optimizer.set_state({"loss_scale": 16, "dynamic_counter": 0})
+    assert [float(part) for part in tf.nest.flatten(scaled_fn())] == [16.0, 64.0]
+    assert len(calls) == 2
 
     def step():
         with tf.GradientTape() as tape:
-            loss = loss_fn()
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+            loss, _ = scaled_fn()
+        gradients = [tape.gradient(loss, weight)]
+        gradients = optimizer.get_unscaled_gradients(gradients) if method == "get_scaled_loss" else gradients
+        optimizer.apply_gradients(zip(gradients, [weight]))
 
     run(step, compiled)
     assert weight.numpy() == bare(family)
@@ -687,18 +659,6 @@ def test_a_traced_function_is_not_kept_alive_by_its_factors():
     del function
     gc.collect()
     assert graph() is None
-
-
-def test_two_optimizers_share_a_scale_that_the_first_ones_step_halves():
-    scale = DynamicLossScale(8.0)
-    one, two = (LossScaleOptimizer(FAMILIES[0].sgd(), loss_scale=scale) for _ in range(2))
-    first, second = tf.Variable(1.0), tf.Variable(1.0)
-    with tf.GradientTape(persistent=True) as tape:
-        losses = one.get_scaled_loss(float("inf") * first), two.get_scaled_loss(0.25 * second)
-    one.apply_gradients(zip(one.get_unscaled_gradients([tape.gradient(losses[0], first)]), [first]))
-    assert scale().numpy() == 4.0
-    (gradient,) = two.get_unscaled_gradients([tape.gradient(losses[1], second)])
-    assert gradient.numpy() == 0.25
 
 
 def test_a_traced_step_moves_the_scale_between_an_eager_loss_and_its_gradients():

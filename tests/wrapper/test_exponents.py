@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests import loops, strategies
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
-from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.diagnosis.report import INFINITE, ZEROS, column
 
 KERAS_3 = FAMILIES[0]
@@ -93,25 +93,6 @@ def test_each_micro_step_of_an_accumulation_is_a_step_and_the_factor_of_keras_3_
     assert steps == [1, 1, 3, 3, 5]
     assert optimizer.precision_report().counts.scale == 32.0
     assert counts_of(optimizer) == {"weight": {column(5): 1}}
-
-
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_optimizers_that_step_together_count_each_for_itself(mode):
-    shared = SharedLossScale(8)
-    a, b = (LossScaleOptimizer(KERAS_3.sgd(), loss_scale=shared, diagnose="exponents") for _ in range(2))
-    plain = LossScaleOptimizer(KERAS_3.sgd(), loss_scale=shared)
-    weights = [tf.Variable(1.0, name=name) for name in ("first", "second", "third")]
-
-    def step():
-        with shared.together():
-            for optimizer, weight, gradient in zip((a, b, plain), weights, (2.0, np.inf, 1.0)):
-                optimizer.scale_loss(0.0)
-                optimizer.apply([tf.constant(gradient)], [weight])
-
-    (step if mode == "eager" else tf.function(step))()
-    assert counts_of(a) == {"first": {column(1): 1}}
-    assert counts_of(b) == {"second": {INFINITE: 1}}
-    assert [float(weight) for weight in weights] == [1.0, 1.0, 1.0]
 
 
 def test_in_a_session_the_report_is_read_where_the_session_is_the_default():

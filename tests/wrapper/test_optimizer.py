@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import loops, numerics, strategies
+from tests import strategies
 from tests.families import all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -113,24 +113,6 @@ def test_gradients_and_variables_come_in_any_iterable_and_a_second_argument_may_
     assert weight.numpy() == 0.5
 
 
-@all_families
-@pytest.mark.parametrize("method", ["get_scaled_loss", "scale_loss"])
-def test_a_loss_function_is_called_and_scaled_each_time_that_the_scaled_function_is_called(family, method):
-    calls = []
-
-    def loss():
-        calls.append(1)
-        return tf.constant(2.0), {"regularization": tf.constant(4.0, tf.float16)}
-
-    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8)
-    scaled = getattr(optimizer, method)(loss)
-    assert not calls
-    assert [float(part) for part in tf.nest.flatten(scaled())] == [16.0, 32.0]
-    optimizer.set_state({"loss_scale": 16, "dynamic_counter": 0})
-    assert [float(part) for part in tf.nest.flatten(scaled())] == [32.0, 64.0]
-    assert len(calls) == 2
-
-
 @families
 @pytest.mark.parametrize("method", ["apply_gradients", "apply"])
 def test_a_step_outside_of_run_is_refused_if_it_would_make_the_copies_different(family, method):
@@ -219,49 +201,6 @@ def test_legacy_graphs_with_tf_keras_legacy_optimizers():
         assert session.run(weight) == 1.5
         session.run(update, {factor: np.nan})
         assert session.run([weight, optimizer.loss_scale]) == [1.5, 4.0]
-
-
-ON_READ, SUM = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
-X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-
-
-def loss_of(weight, x):
-    return tf.reduce_mean(tf.tanh(tf.linalg.matvec(x, weight)) ** 2)
-
-
-def start():
-    return tf.Variable([0.5, -1.0, 2.0])
-
-
-@pytest.mark.table("mirrored_2-keras3", "none-tf_keras_legacy", "none-tf_keras", every=3)
-@families
-@pytest.mark.parametrize("name", ["none", "mirrored_2"])
-def test_micro_batches_by_hand_are_one_big_batch_and_a_nan_spoils_its_own_cycle_only(family, name):
-    strategy = strategies.get(name) or tf.distribute.get_strategy()
-    with strategy.scope():
-        weight, expected = start(), start()
-        total = tf.Variable(tf.zeros(3), trainable=False, synchronization=ON_READ, aggregation=SUM)
-        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
-
-    def micro(x):
-        loss = lambda: loss_of(weight, x) / 4 / strategy.num_replicas_in_sync  # noqa: E731
-        total.assign_add(loops.unscaled_gradients(optimizer, loss, [weight])[0])
-
-    def apply():
-        optimizer.apply_gradients([(total.read_value(), weight)])
-        total.assign(tf.zeros(3))
-
-    step, end = (tf.function(lambda *args, f=f: strategy.run(f, args=args)) for f in (micro, apply))
-    for bad in (1, None):
-        np.testing.assert_array_equal(weight.numpy(), start().numpy())
-        for i, part in enumerate(np.split(X, 4)):
-            step(tf.constant(part * np.nan if i == bad else part))
-        end()
-    with tf.GradientTape() as tape:
-        loss = loss_of(expected, X)
-    expected.assign_sub(0.5 * tape.gradient(loss, expected))
-    numerics.assert_close(weight, expected, 1e-5, start())
-    assert float(optimizer.loss_scale) == 512.0
 
 
 class Local(tf_keras.optimizers.SGD):

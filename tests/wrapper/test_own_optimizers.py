@@ -194,13 +194,6 @@ def test_the_learning_rate_reaches_the_attribute_that_the_optimizer_reads_or_rai
 
 
 @each_optimizer
-@pytest.mark.parametrize("option", ["clipnorm", "clipvalue", "global_clipnorm", "weight_decay", "ema_momentum"])
-def test_an_option_that_it_does_not_have_is_refused(name, option):
-    with pytest.raises(ValueError, match=f"`{option}` is not supported for {name}"):
-        LossScaleOptimizer(OPTIMIZERS[name](), **{option: 0.5})
-
-
-@each_optimizer
 def test_a_checkpoint_or_the_state_restores_the_scale(name, tmp_path):
     def used():
         optimizer, weight = LossScaleOptimizer(OPTIMIZERS[name](), initial_scale=64), tf.Variable(1.0)
