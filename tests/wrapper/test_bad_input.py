@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import strategies
 from tests.families import ALL_FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
@@ -283,22 +282,6 @@ def test_a_bad_call_after_scale_loss_leaves_the_gradients_scaled_ones(family):
         optimizer.apply_gradients([(None, weight)])
     optimizer.apply_gradients([(tf.constant([8.0]), weight)])
     np.testing.assert_array_equal(weight, [0.5])
-
-
-@families
-def test_a_cross_replica_context(family):
-    for name in ("one_device", "mirrored_2"):
-        strategy = strategies.get(name)
-        with strategy.scope():
-            weight = tf.Variable([1.0])
-            optimizer = LossScaleOptimizer(family.sgd())
-            before = state(optimizer, [weight])
-            with pytest.raises(ValueError, match=r"apply_gradients\(\) must be called in a replica context"):
-                optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-            with pytest.raises(ValueError, match=r"apply\(\) must be called in a replica context"):
-                optimizer.apply([tf.constant([1.0])], [weight])
-            for a, b in zip(before, state(optimizer, [weight])):
-                np.testing.assert_array_equal(a, b)
 
 
 @families

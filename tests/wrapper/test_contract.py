@@ -116,6 +116,16 @@ def test_an_update_that_raises_an_error_can_be_repeated(family, method, monkeypa
 
 
 @all_families
+def test_the_parts_of_unscaled_gradients_may_go_to_several_updates(family):
+    weights, optimizer = [tf.Variable(2.0), tf.Variable(2.0)], LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
+    optimizer.build(weights)
+    gradients = loops.unscaled_gradients(optimizer, lambda: 3.0 * weights[0] + weights[1], weights)
+    for gradient, weight in zip(gradients, weights):
+        optimizer.apply_gradients([(1.0 * gradient, weight)])
+    assert [weight.numpy() for weight in weights] == [0.5, 1.5]
+
+
+@all_families
 def test_forgetting_both_warns_once_and_applies_the_gradients_as_they_are(family, warnings):
     weight, optimizer = setup(family)
     for _ in range(3):

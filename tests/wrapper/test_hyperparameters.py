@@ -6,33 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.families import FAMILIES, families
+from tests.families import families
 from tf_lossscale import LossScaleOptimizer
-
-# What the original of each optimizer passed to `_set_hyper`, with a value that no optimizer has by default.
-NAMES = {
-    "Adadelta": ["rho"],
-    "Adam": ["beta_1", "beta_2"],
-    "Adamax": ["beta_1", "beta_2"],
-    "Nadam": ["beta_1", "beta_2"],
-    "RMSprop": ["rho", "momentum"],
-    "SGD": ["momentum"],
-}
-ROWS = [(family, name) for family in FAMILIES for name in NAMES]
-
-
-@pytest.mark.parametrize(("family", "name"), ROWS, ids=[f"{f.name}-{name}" for f, name in ROWS])
-def test_a_hyperparameter_is_read_set_and_listed_through_the_wrapper(family, name):
-    arguments = {"momentum": 0.5} if "momentum" in NAMES[name] else {}
-    optimizer = LossScaleOptimizer(getattr(family.optimizers, name)(**arguments))
-    for hyper in [*NAMES[name], "learning_rate", "lr"]:
-        assert hyper in dir(optimizer)
-        assert hasattr(optimizer, hyper)
-        setattr(optimizer, hyper, 0.625)
-        assert float(getattr(optimizer, hyper)) == 0.625
-        inner_name = "learning_rate" if hyper == "lr" else hyper
-        assert float(getattr(optimizer.inner_optimizer, inner_name)) == 0.625
-    assert not hasattr(optimizer, "no_such_thing")
 
 
 @families

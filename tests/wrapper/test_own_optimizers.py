@@ -237,14 +237,6 @@ def test_the_diagnosis_a_stall_and_a_copy_work_and_a_config_is_refused_with_the_
         LossScaleOptimizer(inner)
 
 
-def test_a_tf1_graph_needs_a_family_that_returns_operations():
-    with tf.Graph().as_default():
-        optimizer = LossScaleOptimizer(PlainObject(), initial_scale=64)
-        weight = tf.compat.v1.get_variable("weight", initializer=1.0, use_resource=True)
-        with pytest.raises(RuntimeError, match="cannot train in graph mode"):
-            optimizer.minimize(lambda: weight * 1.0, [weight])
-
-
 @pytest.mark.parametrize("kind", ["variable", "number"])
 def test_a_learning_rate_set_after_the_trace_reaches_the_function_or_a_warning_says_not(kind, warnings):
     register(DataClass, count_skipped_step=lambda family: None, learning_rate_name="rate")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_lossscale
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 
@@ -152,23 +151,3 @@ def test_a_fixed_scale_that_skips_steps_keeps_the_counts_of_past_steps(family, e
     loaded = saved(ending)(family, model, str(tmp_path / "file"))
     assert loaded.state() == optimizer.state()
     assert int(loaded.skipped_steps) == 2
-
-
-@pytest.fixture
-def mixed_float16():
-    keras = FAMILIES[0].keras
-    keras.mixed_precision.set_dtype_policy("mixed_float16")
-    yield keras
-    keras.mixed_precision.set_dtype_policy("float32")
-
-
-def test_a_keras_file_of_an_optimizer_that_compile_wrapped_keeps_the_scale_and_not_the_counts(mixed_float16, tmp_path):
-    keras = mixed_float16
-    with tf_lossscale.wrap_in_compile():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float32")])
-        model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
-        model.fit(np.full((4, 2), np.inf), np.zeros((4, 1)), batch_size=2)
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
-    assert int(model.optimizer.skipped_steps) == 2
-    assert loaded.state() == {**model.optimizer.state(), "skipped_steps": 0, "skipped_in_a_row": 0, "total_steps": 0}
