@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
 from tests import loops
 from tests.families import FAMILIES, all_families, families
@@ -254,30 +253,28 @@ def test_a_model_with_a_layer_frozen_or_thawed_after_training_loads_and_goes_on(
 @families
 @pytest.mark.parametrize("frozen", ["before", "after"])
 def test_weights_of_a_model_with_other_trained_layers_load_and_a_warning_says_what_is_missing(
-    family, frozen, saved, monkeypatch
+    family, frozen, saved, warnings
 ):
-    weights, said = saved(family, frozen) / "model.weights.h5", []
-    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    weights = saved(family, frozen) / "model.weights.h5"
+    warnings.clear()
     other = trained(family, frozen == "before", LossScaleOptimizer(family.adam(), initial_scale=64.0))
     other.load_weights(weights)
     assert goes_on(other) == (2, 64.0, 2)
     if family.name == "keras3":
         saved, has = (10, 6) if frozen == "after" else (6, 10)
-        assert f"The saved optimizer has {saved} variables, but this Adam has {has}" in said[0]
-        assert "but the loss scale is" in said[0]
+        assert f"The saved optimizer has {saved} variables, but this Adam has {has}" in warnings[0]
+        assert "but the loss scale is" in warnings[0]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4], ids="{}_variables".format)
-def test_a_file_of_a_bare_optimizer_with_other_variables_changes_nothing(count, monkeypatch):
+def test_a_file_of_a_bare_optimizer_with_other_variables_changes_nothing(count, warnings):
     keras = tf.keras
     values = {str(i): value for i, value in enumerate(v.numpy() for v in variables_of(keras.optimizers.Adam(), count))}
     wrapper = LossScaleOptimizer(keras.optimizers.Adam(0.5), initial_scale=8.0)
     before = [v.numpy() for v in variables_of(wrapper, 2)]
-    said = []
-    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
     wrapper.load_own_variables(values)
     assert [v.tolist() for v in before] == [v.numpy().tolist() for v in wrapper.variables]
-    assert said[0].endswith("The saved variables are not loaded.")
+    assert warnings[0].endswith("The saved variables are not loaded.")
 
 
 def variables_of(optimizer, count):
