@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import all_families, families, tf_keras
+from tests.families import FAMILIES, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -61,10 +61,10 @@ def test_weights_go_round_and_training_continues_the_same(family):
 
 @compiled
 def test_a_plain_variable_and_a_keras_variable_are_trained_alike(compiled):
-    found = []
-    for make in (tf.Variable, tf.keras.Variable):
+    found, keras = [], FAMILIES[0].keras
+    for make in (tf.Variable, keras.Variable):
         variables = [make([1.0, 2.0]), make(3.0)]
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1))
+        optimizer = LossScaleOptimizer(FAMILIES[0].adam())
         optimizer.build(variables)
 
         def step(gradient, optimizer=optimizer):
@@ -74,7 +74,7 @@ def test_a_plain_variable_and_a_keras_variable_are_trained_alike(compiled):
         function = tf.function(lambda gradient, step=step: step(gradient)) if compiled else step
         for gradient in (2.0**15, 2.0**14):
             function(tf.constant(gradient))
-        found.append([(v.value if make is tf.keras.Variable else v).numpy() for v in variables])
+        found.append([(v.value if make is keras.Variable else v).numpy() for v in variables])
     for a, b in zip(*found):
         np.testing.assert_array_equal(a, b)
         assert not np.array_equal(a, [1.0, 2.0]) and not np.array_equal(a, 3.0)
@@ -210,13 +210,16 @@ class Local(tf_keras.optimizers.SGD):
         return list(grads_and_vars)
 
 
-class LocalOfKeras3(tf.keras.optimizers.SGD):
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        return list(grads_and_vars)
+def local_of_keras_3():
+    class LocalOfKeras3(FAMILIES[0].optimizers.SGD):
+        def _all_reduce_sum_gradients(self, grads_and_vars):
+            return list(grads_and_vars)
+
+    return LocalOfKeras3(1.0)
 
 
 LOCAL = {
-    "keras3": lambda: LocalOfKeras3(1.0),
+    "keras3": local_of_keras_3,
     "tf_keras": lambda: Local(1.0),
     "tf_keras_legacy": lambda: tf_keras.optimizers.legacy.SGD(1.0, gradient_aggregator=list),
 }
