@@ -178,6 +178,15 @@ def test_an_operation_that_xla_lacks_is_named_with_the_option_and_nothing_is_cha
     assert optimizer.state()["total_steps"] == 0
 
 
+def test_step_hooks_are_called_by_steps_that_are_not_compiled(caplog):
+    inner, variable, calls = Adafactor(lr=0.5), tf.Variable(1.0), []
+    optimizer = LossScaleOptimizer(inner, jit_compile=True)
+    inner.register_step_post_hook(lambda *given: calls.append(given[0] is inner))
+    tf.function(lambda: loops.step(optimizer, lambda: 2.0 * variable, [variable]))()
+    assert calls == [True]
+    assert any("step hooks are Python functions" in record.getMessage() for record in caplog.records)
+
+
 @families
 def test_a_learning_rate_that_is_a_function_is_called_as_often_as_without(family):
     def left(jit_compile):
