@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.rules import Counts, Rules
 
 SETTINGS = hypothesis.settings(max_examples=150)
@@ -67,10 +66,13 @@ def is_same(scale, expected):
     return scale == expected or abs(scale - expected) <= 2e-7 * expected
 
 
+ZERO = tf.constant(0, tf.int64)
+
+
 @SETTINGS
 @hypothesis.given(rules(), st.sampled_from([1.0, 8.0, 2.0**15, 2.0**126]), st.lists(st.booleans(), max_size=12))
 def test_random_outcomes_follow_the_algorithm_as_it_is_stated(rules, scale, outcomes):
-    model, state = Model(rules, scale), Counts(tf.constant(scale), tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+    model, state = Model(rules, scale), Counts(tf.constant(scale), ZERO, ZERO)
     for finite in outcomes:
         state = rules.next(tf.constant(finite), state)
         expected = model.step(finite)
@@ -84,7 +86,7 @@ def test_random_outcomes_follow_the_algorithm_as_it_is_stated(rules, scale, outc
 def test_the_scale_stays_finite_positive_and_between_its_bounds(rules, outcomes):
     low, high = rules.min_scale, rules.max_scale or math.inf
     hypothesis.assume(low <= high)
-    state = Counts(tf.constant(low), tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+    state = Counts(tf.constant(low), ZERO, ZERO)
     for finite in outcomes:
         state = rules.next(tf.constant(finite), state)
         assert low <= float(state.scale) <= high
@@ -93,45 +95,33 @@ def test_the_scale_stays_finite_positive_and_between_its_bounds(rules, outcomes)
         assert 0 <= int(state.bad) < rules.hysteresis
 
 
-def sequence(rules, scale, outcomes):
-    state = Counts(scale, 0, 0)
-    for finite in outcomes:
-        state = rules.next(finite, state)
-    return float(state.scale), int(state.good), int(state.bad)
-
-
 @pytest.mark.parametrize(
-    ("rules", "scale", "outcomes", "expected"),
+    ("rules", "before", "outcomes", "expected"),
     [
-        (Rules(growth_steps=2), 8.0, "g", (8.0, 1, 0)),
-        (Rules(growth_steps=2), 8.0, "gg", (16.0, 0, 0)),
-        (Rules(growth_steps=2), 8.0, "gb", (4.0, 0, 0)),
-        (Rules(), 1.5, "b", (1.0, 0, 0)),
+        (Rules(growth_steps=2), (8.0, 0, 0), "g", (8.0, 1, 0)),
+        (Rules(growth_steps=2), (8.0, 0, 0), "gg", (16.0, 0, 0)),
+        (Rules(growth_steps=2), (8.0, 0, 0), "gb", (4.0, 0, 0)),
+        (Rules(), (1.5, 0, 0), "b", (1.0, 0, 0)),
         # A scale below `min_scale` rises to it, as it did in every version of TensorFlow.
-        (Rules(), 0.25, "b", (1.0, 0, 0)),
-        (Rules(growth_steps=1), 0.25, "g", (0.5, 0, 0)),
-        (Rules(growth_steps=1), 2.0**127, "g", (2.0**127, 0, 0)),
-        (Rules(growth_steps=1, max_scale=12.0), 8.0, "g", (12.0, 0, 0)),
+        (Rules(), (0.25, 0, 0), "b", (1.0, 0, 0)),
+        (Rules(growth_steps=1), (0.25, 0, 0), "g", (0.5, 0, 0)),
+        (Rules(growth_steps=1), (2.0**127, 0, 0), "g", (2.0**127, 0, 0)),
+        (Rules(growth_steps=1, max_scale=12.0), (8.0, 0, 0), "g", (12.0, 0, 0)),
         # A scale above `max_scale`, from a checkpoint, comes down to it.
-        (Rules(growth_steps=1, max_scale=12.0), 64.0, "g", (12.0, 0, 0)),
-        (Rules(hysteresis=2), 8.0, "b", (8.0, 0, 1)),
-        (Rules(hysteresis=2), 8.0, "bb", (4.0, 0, 0)),
-        (Rules(hysteresis=2), 8.0, "bgb", (8.0, 0, 1)),
-        (Rules(hysteresis=2, finite_step_resets=False), 8.0, "bgb", (4.0, 0, 0)),
-        (Rules(min_scale=2.0**-3), 1.0, "bbbbb", (0.125, 0, 0)),
+        (Rules(growth_steps=1, max_scale=12.0), (64.0, 0, 0), "g", (12.0, 0, 0)),
+        (Rules(hysteresis=2), (8.0, 0, 0), "bb", (4.0, 0, 0)),
+        (Rules(hysteresis=2), (8.0, 0, 0), "bgb", (8.0, 0, 1)),
+        (Rules(hysteresis=2, finite_step_resets=False), (8.0, 0, 0), "bgb", (4.0, 0, 0)),
+        # A count above its limit, which was lowered in training, moves the scale.
+        (Rules(growth_steps=3), (8.0, 5, 0), "g", (16.0, 0, 0)),
+        (Rules(hysteresis=3), (8.0, 0, 5), "b", (4.0, 0, 0)),
     ],
 )
-def test_a_table_of_sequences(rules, scale, outcomes, expected):
-    assert sequence(rules, scale, [outcome == "g" for outcome in outcomes]) == expected
-
-
-@pytest.mark.parametrize(
-    ("before", "finite", "after"),
-    [(Counts(8.0, 5, 0), True, (16.0, 0, 0)), (Counts(8.0, 0, 5), False, (4.0, 0, 0))],
-)
-def test_a_count_above_its_limit_moves_the_scale_as_after_the_limit_was_lowered_in_training(before, finite, after):
-    scale, good, bad = Rules(growth_steps=3, hysteresis=3).next(finite, before)
-    assert (float(scale), int(good), int(bad)) == after
+def test_a_table_of_sequences(rules, before, outcomes, expected):
+    state = Counts(*before)
+    for outcome in outcomes:
+        state = rules.next(outcome == "g", state)
+    assert (float(state.scale), int(state.good), int(state.bad)) == expected
 
 
 def test_the_defaults_are_those_of_tensorflow():
@@ -141,17 +131,16 @@ def test_the_defaults_are_those_of_tensorflow():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"growth_factor": 1.0}, "`growth_factor` must be above 1 in float32, but got: 1.0. The usual value is 2.0."),
-        ({"growth_factor": 0.5}, "`growth_factor` must be above 1 in float32, but got: 0.5. The usual value is 2.0."),
-        ({"growth_factor": 1 + 1e-9}, "`growth_factor` must be above 1 in float32"),
-        ({"backoff_factor": 1.0}, "`backoff_factor` must be below 1 in float32, but got: 1.0. The usual value is 0.5."),
-        ({"backoff_factor": 1.5}, "`backoff_factor` must be below 1 in float32, but got: 1.5. The usual value is 0.5."),
-        ({"backoff_factor": 1 - 1e-9}, "`backoff_factor` must be below 1 in float32"),
+        (
+            {"growth_factor": 1 + 1e-9},
+            "`growth_factor` must be above 1 in float32, but got: 1.000000001. The usual value",
+        ),
+        (
+            {"backoff_factor": 1 - 1e-9},
+            "`backoff_factor` must be below 1 in float32, but got: 0.999999999. The usual va",
+        ),
         ({"min_scale": 16.0, "max_scale": 8.0}, "`min_scale` must not be above `max_scale`, but got: 16.0 and 8.0."),
         ({"growth_steps": 0}, "`dynamic_growth_steps` must be"),
-        ({"hysteresis": 0}, "`hysteresis` must be"),
-        ({"min_scale": 0.0}, "`min_scale` must be"),
-        ({"max_scale": -1.0}, "`max_scale` must be"),
     ],
     ids=str,
 )
@@ -174,7 +163,7 @@ def test_a_tf_function_and_xla_do_as_eager_mode_does():
     rules = Rules(growth_steps=2, growth_factor=3.0, backoff_factor=0.3, hysteresis=2)
     for options in ({}, {"jit_compile": True}):
         step = tf.function(lambda finite, *counts: rules.next(finite, Counts(*counts)), **options)
-        eager = compiled = Counts(tf.constant(8.0), tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+        eager = compiled = Counts(tf.constant(8.0), ZERO, ZERO)
         for finite in (True, True, False, True, False, False, True, True, False):
             eager = rules.next(tf.constant(finite), eager)
             compiled = step(tf.constant(finite), *compiled)
@@ -187,19 +176,6 @@ def test_the_step_is_a_few_scalar_operations_without_a_branch():
     operations = step.get_concrete_function(tf.TensorSpec([], tf.bool), *counts).graph.get_operations()
     assert not {"If", "StatelessIf", "While", "Switch"} & {o.type for o in operations}
     assert all(output.shape.rank == 0 for o in operations for output in o.outputs)
-
-
-def test_counts_in_variables_move_as_counts_in_tensors():
-    rules = Rules(growth_steps=2, hysteresis=2)
-    scale = DynamicLossScale(8.0, 2, hysteresis=2)
-    model = Model(rules, 8.0)
-    for finite in (True, True, False, True, False, False, True, True, False):
-        scale.step([tf.constant(1.0 if finite else np.nan)], lambda gradients: None)
-        expected = model.step(finite)
-        assert (scale().numpy(), scale.good_steps.numpy(), scale.bad_steps.numpy()) == expected
-        assert bool(scale.last_step_skipped) is not finite
-    assert int(scale.skipped_steps) == 4
-    assert int(scale.total_steps) == 9
 
 
 def test_checked_rules_are_plain_numbers():

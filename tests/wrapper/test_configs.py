@@ -8,11 +8,10 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests import strategies
 from tests.families import FAMILIES, IDS, families
-from tf_lossscale import DynamicLossScale, LossScaleOptimizer, SharedLossScale, amp, legacy
+from tf_lossscale import FixedLossScale, LossScaleOptimizer, SharedLossScale
 from tf_lossscale.core.rules import KEYWORDS
 
 CONFIGS = [
@@ -80,14 +79,6 @@ def test_a_shared_scale_takes_no_other_keywords():
             SharedLossScale(**{name: 2})
 
 
-def test_tf_keras_itself_reads_our_config():
-    for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
-        config = LossScaleOptimizer(optimizers.Adam(0.25), initial_scale=8.0).get_config()
-        original_class = type(tf_keras.mixed_precision.LossScaleOptimizer(optimizers.Adam()))
-        original = original_class.from_config(config)
-        assert float(original.loss_scale) == 8.0
-
-
 OLD_SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.25, "momentum": 0.0, "nesterov": False}}
 OLD_SCALES = [
     ("dynamic", (True, 2.0**15, 2000)),
@@ -96,7 +87,7 @@ OLD_SCALES = [
     (
         {
             "class_name": "DynamicLossScale",
-            "config": {"initial_loss_scale": 64.0, "increment_period": 5, "multiplier": 2.0},
+            "config": {"initial_loss_scale": 64.0, "increment_period": 5, "multiplier": 2},
         },
         (True, 64.0, 5),
     ),
@@ -112,30 +103,12 @@ def test_configs_of_tensorflow_2_3_and_older_are_read(family, loss_scale, expect
     assert float(made.learning_rate) == 0.25
 
 
-def test_a_custom_inner_optimizer_is_found_in_custom_objects():
-    class Mine(tf_keras.optimizers.legacy.SGD):
-        pass
-
-    optimizer = LossScaleOptimizer(Mine(0.5))
-    again = LossScaleOptimizer.from_config(optimizer.get_config(), custom_objects={"Mine": Mine})
-    assert isinstance(again.inner_optimizer, Mine)
-
-
 def gone_three_steps(family, cls=LossScaleOptimizer):
     weight = tf.Variable([1.0, 2.0])
     optimizer = cls(family.adam(), initial_scale=8.0)
     for gradient in (1.0, -0.5, np.inf, 0.25):
         optimizer.apply_gradients([(tf.constant([gradient, 1.0]), weight)])
     return optimizer, weight
-
-
-@families
-def test_a_copy_shares_everything(family):
-    optimizer, _ = gone_three_steps(family)
-    shallow = copy.copy(optimizer)
-    assert type(shallow) is type(optimizer)
-    assert shallow.inner_optimizer is optimizer.inner_optimizer
-    assert shallow.dynamic_counter is optimizer.dynamic_counter
 
 
 @families
@@ -210,62 +183,36 @@ def test_a_derived_class_overrides_what_it_likes(family):
     weight = tf.Variable(1.0)
     optimizer = NoUnscaling(family.sgd(), initial_scale=8.0)
     optimizer.minimize(lambda: 1.0 * weight, [weight])
-    assert optimizer.calls == 1
-    assert weight.numpy() == 0.5
+    assert (optimizer.calls, weight.numpy()) == (1, 0.5)
     assert type(optimizer).__name__ == "NoUnscaling"
-    assert isinstance(optimizer, NoUnscaling)
     assert isinstance(optimizer, type(LossScaleOptimizer(family.sgd())))
+    config = optimizer.get_config()
     for again in (
-        NoUnscaling.from_config(optimizer.get_config()),
-        type(optimizer).from_config(optimizer.get_config()),
+        optimizer,
+        NoUnscaling.from_config(config),
+        type(optimizer).from_config(config),
         copy.deepcopy(optimizer),
     ):
         assert isinstance(again, NoUnscaling)
 
 
 @families
-def test_a_derived_class_that_changes_the_constructor_and_apply_gradients(family):
-    class Mine(LossScaleOptimizer):
-        def __init__(self, optimizer, scale):
-            super().__init__(optimizer, dynamic=False, initial_scale=scale)
-            self.applied = []
-
-        def apply_gradients(self, grads, name=None, experimental_aggregate_gradients=True):
-            pairs = list(grads)
-            self.applied.append(len(pairs))
-            return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
-
-    weight = tf.Variable(1.0)
-    optimizer = Mine(family.sgd(), 8.0)
-    optimizer.minimize(lambda: 1.0 * weight, [weight])
-    assert optimizer.applied == [1]
-    assert weight.numpy() == 0.5
-
-
-@families
 def test_a_class_made_from_the_instances_class_as_horovod_makes_it(family):
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
-    seen = []
 
     def get_unscaled_gradients(self, grads):
-        seen.append(type(self).__name__)
         return [2.0 * g for g in super(cls, self).get_unscaled_gradients(grads)]
 
-    namespace = {"get_unscaled_gradients": get_unscaled_gradients}
-    cls = type(optimizer.__class__.__name__, (optimizer.__class__,), namespace)
+    cls = type("LossScaleOptimizer", (type(optimizer),), {"get_unscaled_gradients": get_unscaled_gradients})
     distributed = cls.from_config(optimizer.get_config())
     weight = tf.Variable(2.0)
     distributed.minimize(lambda: 1.0 * weight, [weight])
-    assert seen == ["LossScaleOptimizer"]
     assert weight.numpy() == 1.0
-    assert isinstance(distributed, LossScaleOptimizer)
-    assert isinstance(distributed, family.optimizers.Optimizer)
+    assert isinstance(distributed, (LossScaleOptimizer, family.optimizers.Optimizer))
 
 
 @families
 def test_the_loss_scale_can_be_replaced_by_another_and_by_nothing_else(family):
-    from tf_lossscale.core.loss_scale import FixedLossScale
-
     optimizer = LossScaleOptimizer(family.sgd())
     with pytest.raises(TypeError, match="_loss_scale"):
         optimizer._loss_scale = 8.0
@@ -328,40 +275,3 @@ def test_a_deep_copy_keeps_what_no_config_has():
         each.apply_gradients([(tf.zeros(2), variables[0]), (tf.ones(2), variables[1])])
         found.append([variable.numpy().tolist() for variable in variables])
     assert found == [[[1.0, 2.0], [0.625, 1.625]]] * 2
-
-
-class OwnRule(DynamicLossScale):
-    """A rule that no config describes."""
-
-
-class Halving(amp.LossScaleManager):
-    def get_loss_scale(self):
-        return 64.0
-
-    def update_loss_scale(self, overflow):
-        del overflow
-
-
-RULES = {
-    "OwnRule": lambda: OwnRule(64.0),
-    "Halving": Halving,
-    "ExponentialUpdateLossScaleManager": lambda: legacy.ExponentialUpdateLossScaleManager(64.0, 100, 2),
-}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_config_that_cannot_contain_the_rule_of_the_loss_scale_says_so(name, monkeypatch):
-    said = []
-    monkeypatch.setattr("absl.logging.warning", lambda message, *values: said.append(message % values))
-    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=RULES[name]()).get_config()
-    assert [f"loss scale {name}." in each for each in said] == [True]
-
-
-@pytest.mark.parametrize(
-    "manager",
-    [lambda: amp.DynamicLossScaleManager(64), lambda: amp.FixedLossScaleManager(8), lambda: legacy.DynamicLossScale(8)],
-)
-def test_a_config_that_contains_the_rule_of_the_loss_scale_does_not_warn(manager, monkeypatch):
-    monkeypatch.setattr("absl.logging.warning", lambda *arguments: pytest.fail(str(arguments)))
-    LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=manager()).get_config()
-    LossScaleOptimizer(tf.keras.optimizers.SGD()).get_config()

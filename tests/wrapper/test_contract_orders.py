@@ -1,6 +1,6 @@
 """All orders of calls in functions, threads and eager mode: an update is right or raises; one way never raises."""
 
-import threading
+import concurrent.futures
 
 import hypothesis
 import numpy as np
@@ -16,20 +16,8 @@ STEP = 0.125  # what an update subtracts: the gradient of every loss is 1
 
 def in_another_thread(function):
     """Runs a function in a thread of its own; returns its result, raises its exception."""
-    results, errors = [], []
-
-    def run():
-        try:
-            results.append(function())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 class Program:
@@ -140,10 +128,8 @@ def take(program, what, *how):
         return 1
     if what == "aside":
         name, place = how
-        if name == "apply_gradients":
-            program.at("trace", program.apply_gradients, tf.TensorSpec([1, 1]))
-        else:
-            program.at(place, getattr(program, name))
+        spec = [tf.TensorSpec([1, 1])] if name == "apply_gradients" else []
+        program.at("trace" if spec else place, getattr(program, name), *spec)
         return 0
     kind, made, unscaled, changed, update, applied = how
     if kind == "unscaled in two functions":
@@ -151,11 +137,9 @@ def take(program, what, *how):
         gradient = program.at(unscaled, program.unscale, gradient)
     else:
         gradient = program.at(made, getattr(program, kind))
-    if changed:
-        gradient = gradient * 1.0
     if update == "apply" and kind != "scaled":
         update = "apply_gradients"  # `apply` is documented to take scaled gradients
-    program.at(applied, getattr(program, update), gradient)
+    program.at(applied, getattr(program, update), gradient * 1.0 if changed else gradient)
     return 1
 
 
@@ -174,13 +158,13 @@ def run(parts, compiled):
     return raised
 
 
+PARTS = st.lists(st.one_of(SEPARATE, ASIDE, WHOLE), min_size=2, max_size=6)
+
+
 def check(test, examples, *drawn):
     """Runs a test of Hypothesis with a number of examples, always the same."""
     settings = hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, print_blob=False)
     settings(hypothesis.given(*drawn)(test))()
-
-
-PARTS = st.lists(st.one_of(SEPARATE, ASIDE, WHOLE), min_size=2, max_size=6)
 
 
 @pytest.mark.parametrize("examples", [15, pytest.param(100, marks=pytest.mark.exhaustive)])

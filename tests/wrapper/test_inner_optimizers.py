@@ -6,8 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
-from tests.families import families
+from tests.families import FAMILIES, IDS, families
 from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.legacy.policy import policies_of
 
 legacy = tf_keras.optimizers.legacy
 wrappers = pytest.mark.parametrize(
@@ -41,16 +42,13 @@ class New(tf_keras.optimizers.SGD):
 @wrappers
 @pytest.mark.parametrize(("inner", "moved"), [(Legacy, 42.0), (New, 3.0)], ids=["legacy", "new"])
 def test_minimize_computes_gradients_as_the_inner_optimizer_does(wrap, inner, moved):
-    for loss_is_tensor in (False, True):
-        weight = tf.Variable(0.0)
-        optimizer = wrap(inner(1.0))
-        if loss_is_tensor:
-            with tf.GradientTape() as tape:
-                loss = weight * 1.0
-            optimizer.minimize(loss, [weight], tape=tape)
-        else:
-            optimizer.minimize(lambda weight=weight: weight * 1.0, [weight])
-        assert weight.numpy() == -moved
+    weight, optimizer = tf.Variable(0.0), wrap(inner(1.0))
+    optimizer.minimize(lambda: weight * 1.0, [weight])
+    assert weight.numpy() == -moved
+    with tf.GradientTape() as tape:
+        loss = weight * 1.0
+    optimizer.minimize(loss, [weight], tape=tape)
+    assert weight.numpy() == -2 * moved
 
 
 @wrappers
@@ -204,25 +202,85 @@ def test_a_nan_that_an_aggregator_of_the_inner_optimizer_makes_skips_the_step(wr
 @pytest.mark.parametrize("in_function", [False, True])
 @families
 def test_the_inner_optimizer_is_given_plain_tensors_on_every_replica(family, strategy, in_function):
-    given = []
-
     class Mine(family.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, *args, **kwargs):
-            grads_and_vars = list(grads_and_vars)
-            given.extend(gradient for gradient, _ in grads_and_vars)
+            given.extend(grads_and_vars := list(grads_and_vars))
             return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
-    strategy = strategies.get(strategy)
+    given, strategy = [], strategies.get(strategy)
+    if not in_function and strategy.num_replicas_in_sync > 1 and family.name == "keras3":
+        pytest.skip("Keras 3's optimizers train several replicas in a tf.function only")
     with strategy.scope():
         weight = tf.Variable([5.0])
         optimizer = LossScaleOptimizer(Mine(1.0), dynamic=False, initial_scale=1)
-
-    def step():
-        strategy.run(lambda: optimizer.minimize(lambda: weight * 2.0, [weight]))
-
-    if not in_function and strategy.num_replicas_in_sync > 1 and family.name == "keras3":
-        pytest.skip("Keras 3's optimizers train several replicas in a tf.function only")
+    step = lambda: strategy.run(lambda: optimizer.minimize(lambda: weight * 2.0, [weight]))  # noqa: E731
     (tf.function(step) if in_function else step)()
-    assert all(isinstance(gradient, tf.Tensor) for gradient in given)
+    assert all(isinstance(gradient, tf.Tensor) for gradient, _ in given)
     assert given or family.name == "keras3", "Keras 3's apply is called, which takes no pairs"
     np.testing.assert_array_equal(weight, [5.0 - 2.0 * strategy.num_replicas_in_sync])
+
+
+keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+
+
+@pytest.fixture
+def mixed_float16():
+    policies_of("tf_keras").set_policy("mixed_float16")
+    yield
+    policies_of("tf_keras").set_policy("float32")
+
+
+def built():
+    layer = tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build((None, 1))
+    assert "AutoCast" in type(layer.kernel).__name__
+    return layer
+
+
+@pytest.mark.usefixtures("mixed_float16")
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@keras_2
+def test_an_autocast_variable_is_trained_as_a_plain_one(family, kind, in_function):
+    layer, plain = built(), tf.Variable([[1.0]])
+    optimizer = LossScaleOptimizer(getattr(family.optimizers, kind)(1.0))
+
+    def step():
+        optimizer.minimize(lambda: tf.reduce_sum(layer.kernel + plain), [layer.kernel, plain])
+
+    step = tf.function(step) if in_function else step
+    step()
+    assert plain.numpy().item() == pytest.approx(0.0, abs=1e-5)  # Adam's epsilon
+    np.testing.assert_array_equal(layer.get_weights()[0], plain)
+
+
+@pytest.mark.usefixtures("mixed_float16")
+@keras_2
+def test_a_learning_rate_below_float16_moves_the_float32_variable(family):
+    layer = built()
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-14))
+    optimizer.minimize(lambda: tf.cast(layer(tf.ones([1, 1])), tf.float32), layer.trainable_variables)
+    assert layer.get_weights()[0] == 1 - 2**-14
+
+
+@pytest.mark.usefixtures("mixed_float16")
+def test_slots_of_autocast_variables_are_saved_and_restored(tmp_path):
+    def trained(steps):
+        model = tf_keras.Sequential([built()])
+        optimizer = LossScaleOptimizer(
+            tf_keras.optimizers.legacy.SGD(1.0, momentum=1.0), dynamic=False, initial_scale=8
+        )
+        model.compile(optimizer, lambda _, output: tf.reduce_mean(output))
+        model.fit(np.ones((steps, 1)), np.ones((steps, 1)), batch_size=1, verbose=0)
+        slot = optimizer.get_slot(model.layers[0].kernel, "momentum")
+        return model, slot
+
+    model, slot = trained(2)
+    assert slot.numpy().item() == -2
+    model.save_weights(str(tmp_path / "weights"))
+    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
+    assert slot.numpy().item() == -3
+    for loaded, loaded_slot in ((model, slot), trained(1)):
+        loaded.load_weights(str(tmp_path / "weights"))
+        assert loaded_slot.numpy().item() == -2
+        assert loaded.get_weights()[0] == -2

@@ -2,12 +2,10 @@
 
 import threading
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import strategies
-from tests.families import ALL_FAMILIES, families
+from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
 RATE, STEPS = 0.5, 3
@@ -21,14 +19,20 @@ class Loop:
     def __init__(self, family, run):
         self.run = run
         self.weights = [tf.Variable(4.0), tf.Variable(4.0)]
-        self.make = lambda: LossScaleOptimizer(family.sgd(), initial_scale=64.0, dynamic_growth_steps=2)
-        self.optimizer, self.other = self.make(), self.make()
+        settings = {"initial_scale": 64.0, "dynamic_growth_steps": 2}
+        self.optimizer, self.other = (LossScaleOptimizer(family.sgd(), **settings) for _ in range(2))
         self.optimizer.build(self.weights)
         self.totals = [tf.Variable(0.0), tf.Variable(0.0)]
         self.functions = {}
 
     def function(self, name, method):
         return self.functions.setdefault(name, self.run(method))
+
+    def take(self, name):
+        if name in ONE_FUNCTION:
+            self.function(name, lambda: ONE_FUNCTION[name](self))()
+        else:
+            getattr(self, name)()
 
     def loss(self, share=1.0):
         return share * (self.weights[0] + 2.0 * self.weights[1])
@@ -44,48 +48,10 @@ class Loop:
     def update(self, gradients):
         self.optimizer.apply_gradients(zip(gradients, self.weights))
 
-    # The loops. -------------------------------------------------------------------------------------------------
+    def accumulated(self, gradients):
+        return [sum(parts) for parts in zip(*(gradients() for _ in range(2)))]
 
-    def tensorflow_2(self):
-        self.function("step", lambda: self.update(self.unscaled()))()
-
-    def tensorflow_2_with_clipping(self):
-        self.function("step", lambda: self.update(tf.clip_by_global_norm(self.unscaled(), 100.0)[0]))()
-
-    def keras_3_apply(self):
-        step = lambda: self.optimizer.apply(self.scaled_gradients("scale_loss"), self.weights)  # noqa: E731
-        self.function("step", step)()
-
-    def keras_3_apply_gradients(self):
-        self.function("step", lambda: self.update(self.scaled_gradients("scale_loss")))()
-
-    def minimize(self):
-        self.function("step", lambda: self.optimizer.minimize(self.loss, var_list=self.weights))()
-
-    def look_at_the_norm(self):
-        def step():
-            gradients = self.scaled_gradients("scale_loss")
-            tf.linalg.global_norm(self.optimizer.get_unscaled_gradients(gradients))
-            self.update(gradients)
-
-        self.function("step", step)()
-
-    def accumulate_unscaled(self):
-        self.function("step", lambda: self.update([sum(parts) for parts in zip(*(self.unscaled(0.5) for _ in "12"))]))()
-
-    def accumulate_scaled(self):
-        def step():
-            parts = zip(*(self.scaled_gradients("get_scaled_loss", 0.5) for _ in "12"))
-            self.update(self.optimizer.get_unscaled_gradients([sum(each) for each in parts]))
-
-        self.function("step", step)()
-
-    def accumulate_in_keras_3(self):
-        def step():
-            parts = zip(*(self.scaled_gradients("scale_loss", 0.5) for _ in "12"))
-            self.optimizer.apply([sum(each) for each in parts], self.weights)
-
-        self.function("step", step)()
+    # The loops of several functions. ----------------------------------------------------------------------------
 
     def micro_step_and_update_in_two_functions(self):
         def micro_step():
@@ -118,54 +84,62 @@ class Loop:
         thread.start(), thread.join()
         self.function("update", lambda *given: self.update(given))(*found)
 
-    def two_optimizers(self):
-        def step():
-            with tf.GradientTape(persistent=True) as tape:
-                losses = [self.optimizer.get_scaled_loss(self.loss()), self.other.scale_loss(self.loss())]
-            first = tape.gradient(losses[0], self.weights[:1])
-            second = tape.gradient(losses[1], self.weights[1:])
-            self.optimizer.apply_gradients(zip(self.optimizer.get_unscaled_gradients(first), self.weights[:1]))
-            self.other.apply(second, self.weights[1:])
-
-        self.function("step", step)()
-
-    def one_loss_and_two_updates(self):
-        def step():
-            with tf.GradientTape(persistent=True) as tape:
-                loss = self.optimizer.get_scaled_loss(self.loss())
-            for weight in self.weights:
-                gradients = self.optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
-                self.optimizer.apply_gradients(zip(gradients, [weight]))
-
-        self.function("step", step)()
-
-    def inside(self):
-        def step():
-            with tf.GradientTape() as tape:
-                loss = self.optimizer.scale_inside(self.loss)()
-            self.update(tape.gradient(loss, self.weights))
-
-        self.function("step", step)()
-
     def both_ways_in_turn(self):
-        self.tensorflow_2() if len(self.functions) % 2 else self.function(
-            "other", lambda: self.optimizer.apply(self.scaled_gradients("scale_loss"), self.weights)
-        )()
+        name = "keras_3_apply" if len(self.functions) % 2 else "tensorflow_2"
+        self.function(name, lambda: ONE_FUNCTION[name](self))()
 
 
-LOOPS = [name for name, value in vars(Loop).items() if callable(value) and not name.startswith("_")]
-LOOPS = LOOPS[LOOPS.index("tensorflow_2") :]
+def look_at_the_norm(loop):
+    gradients = loop.scaled_gradients("scale_loss")
+    tf.linalg.global_norm(loop.optimizer.get_unscaled_gradients(gradients))
+    loop.optimizer.apply(gradients, loop.weights)
 
+
+def two_optimizers(loop):
+    with tf.GradientTape(persistent=True) as tape:
+        losses = [loop.optimizer.get_scaled_loss(loop.loss()), loop.other.scale_loss(loop.loss())]
+    first = tape.gradient(losses[0], loop.weights[:1])
+    second = tape.gradient(losses[1], loop.weights[1:])
+    loop.optimizer.apply_gradients(zip(loop.optimizer.get_unscaled_gradients(first), loop.weights[:1]))
+    loop.other.apply(second, loop.weights[1:])
+
+
+def one_loss_and_two_updates(loop):
+    with tf.GradientTape(persistent=True) as tape:
+        loss = loop.optimizer.get_scaled_loss(loop.loss())
+    for weight in loop.weights:
+        gradients = loop.optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+        loop.optimizer.apply_gradients(zip(gradients, [weight]))
+
+
+def inside(loop):
+    with tf.GradientTape() as tape:
+        loss = loop.optimizer.scale_inside(loop.loss)()
+    loop.update(tape.gradient(loss, loop.weights))
+
+
+# The loops whose step is one function.
+ONE_FUNCTION = {
+    "tensorflow_2": lambda loop: loop.update(loop.unscaled()),
+    "tensorflow_2_with_clipping": lambda loop: loop.update(tf.clip_by_global_norm(loop.unscaled(), 100.0)[0]),
+    "keras_3_apply": lambda loop: loop.optimizer.apply(loop.scaled_gradients("scale_loss"), loop.weights),
+    "keras_3_apply_gradients": lambda loop: loop.update(loop.scaled_gradients("scale_loss")),
+    "minimize": lambda loop: loop.optimizer.minimize(loop.loss, var_list=loop.weights),
+    "accumulate_unscaled": lambda loop: loop.update(loop.accumulated(lambda: loop.unscaled(0.5))),
+    "accumulate_scaled": lambda loop: loop.update(
+        loop.optimizer.get_unscaled_gradients(loop.accumulated(lambda: loop.scaled_gradients("get_scaled_loss", 0.5)))
+    ),
+    "accumulate_in_keras_3": lambda loop: loop.optimizer.apply(
+        loop.accumulated(lambda: loop.scaled_gradients("scale_loss", 0.5)), loop.weights
+    ),
+    **{each.__name__: each for each in (look_at_the_norm, two_optimizers, one_loss_and_two_updates, inside)},
+}
+SEVERAL = [name for name, value in vars(Loop).items() if callable(value) and not name.startswith("_")]
+LOOPS = [*ONE_FUNCTION, *SEVERAL[SEVERAL.index("micro_step_and_update_in_two_functions") :]]
 
 # Each loop of the first tier has two of the families, the next pair in turn.
 CELLS = [
-    pytest.param(
-        family,
-        way,
-        name,
-        id=f"{name}-{way}-{family.name}",
-        marks=() if (j - i) % 5 < 2 else WIDE,
-    )
+    pytest.param(family, way, name, id=f"{name}-{way}-{family.name}", marks=() if (j - i) % 5 < 2 else WIDE)
     for i, name in enumerate(LOOPS)
     for j, family in enumerate(ALL_FAMILIES)
     for way in WAYS
@@ -176,67 +150,8 @@ CELLS = [
 def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothing(family, way, name, caplog):
     loop = Loop(family, WAYS[way])
     for _ in range(STEPS):
-        getattr(loop, name)()
+        loop.take(name)
     assert [weight.numpy() for weight in loop.weights] == [4.0 - STEPS * RATE, 4.0 - 2 * STEPS * RATE]
     updates = 2 * STEPS if name == "one_loss_and_two_updates" else STEPS
     assert float(loop.optimizer.loss_scale) == 64.0 * 2 ** (updates // 2)
     assert not [record for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]
-
-
-@pytest.mark.table(
-    "inside-tensorflow_2-keras3",
-    "eager-keras_3_apply_gradients-tf_keras",
-    "eager-keras_3_apply-tf_keras",
-    "inside-tensorflow_2-tf_keras_legacy",
-    every=1,
-)
-@families
-@pytest.mark.parametrize("contract", ["tensorflow_2", "keras_3_apply", "keras_3_apply_gradients"])
-@pytest.mark.parametrize("traced", ["eager", "around", "inside"])
-def test_a_loop_on_two_replicas_sums_their_gradients(family, contract, traced):
-    strategy = strategies.get("mirrored_2")
-    if traced == "inside" and contract != "tensorflow_2":
-        pytest.skip("a tf.function inside strategy.run makes no merge call")
-    with strategy.scope():
-        loop = Loop(family, lambda function: function)
-    step = getattr(loop, contract)
-    if traced == "inside":
-        unscaled = tf.function(loop.unscaled)
-        step = lambda: loop.update(unscaled())  # noqa: E731
-    on_all = lambda: strategy.run(step)  # noqa: E731
-    on_all = tf.function(on_all) if traced == "around" else on_all
-    for _ in range(STEPS):
-        on_all()
-    assert [weight.values[1].numpy() for weight in loop.weights] == [4.0 - 2 * STEPS * RATE, 4.0 - 4 * STEPS * RATE]
-
-
-@pytest.mark.table("function-keras3", every=1)
-@families
-@pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
-def test_fit_and_a_train_step_of_ones_own(family, eagerly):
-    keras = family.keras
-    x, y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
-
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                scaled = self.optimizer.get_scaled_loss(loss)
-            gradients = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, self.trainable_variables))
-            gradients, _ = tf.clip_by_global_norm(gradients, 100.0)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-            return {"loss": loss}
-
-    weights = []
-    for cls, optimizer in (
-        (keras.Sequential, family.optimizers.SGD(0.125)),
-        (keras.Sequential, LossScaleOptimizer(family.optimizers.SGD(0.125))),
-        (Own, LossScaleOptimizer(family.optimizers.SGD(0.125))),
-    ):
-        model = cls([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(optimizer, "mse", run_eagerly=eagerly)
-        model.fit(x, y, batch_size=4)
-        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    np.testing.assert_array_equal(weights[0], weights[1])
-    np.testing.assert_array_equal(weights[0], weights[2])

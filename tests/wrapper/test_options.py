@@ -1,16 +1,14 @@
 """Keras's ten arguments of an optimizer, on the wrapper; MultiOptimizer and variables that overwrite themselves."""
 
 import inspect
-import itertools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests import numerics, strategies
-from tests.families import FAMILIES
+from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.wrapper import arguments as options_lib
 
@@ -27,15 +25,10 @@ OPTIONS = [
     {"gradient_accumulation_steps": 2},
     {"gradient_accumulation_steps": 3, "use_ema": True, "ema_overwrite_frequency": 1, "global_clipnorm": 0.5},
 ]
-HAVE = {
-    "keras3": OPTIONS,
-    "tf_keras": OPTIONS[:6],
-    "tf_keras_legacy": OPTIONS[1:4],
-}
 ROWS = [
     pytest.param(family, options, id=f"{family.name}-{'-'.join(options)}")
-    for family in FAMILIES
-    for options in HAVE[family.name]
+    for family, those in zip(FAMILIES, (OPTIONS, OPTIONS[:6], OPTIONS[1:4]))
+    for options in those
 ]
 START = [1.0, -2.0]
 GRADIENTS = [[1.0, 3.0], [-0.5, 0.25], [0.25, -2.0], [2.0, 1.0], [-1.0, 0.5], [0.125, 0.0]]
@@ -104,56 +97,40 @@ def test_the_ten_names_and_their_defaults_are_keras_3s():
     assert set(parameters) - set(options_lib.DEFAULTS) == {"self", "learning_rate", "kwargs"}
 
 
-def test_iterations_are_set_in_steps_also_with_accumulation():
-    optimizer = LossScaleOptimizer(KERAS3.sgd(), gradient_accumulation_steps=2)
-    optimizer.iterations = 3
-    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 3
-
-
-def test_a_name_names_the_wrapper():
-    optimizer = LossScaleOptimizer(KERAS3.sgd(), name="scaled")
-    assert optimizer.name == optimizer.get_config()["name"] == "scaled"
-    assert LossScaleOptimizer.from_config(optimizer.get_config()).name == "scaled"
-
-
-@pytest.mark.parametrize("make", [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
-def test_a_name_around_an_optimizer_of_tf_keras_is_the_inner_optimizers(make):
-    optimizer = LossScaleOptimizer(make(0.5), name="scaled", clipnorm=1.0)
-    assert optimizer.inner_optimizer.get_config()["name"] == "scaled"
+@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+def test_a_name_is_that_of_keras_3s_wrapper_and_of_tf_keras_inner_optimizer(family):
+    optimizer = LossScaleOptimizer(family.sgd(), name="scaled", clipnorm=1.0)
     again = type(optimizer).from_config(optimizer.get_config())
-    assert again.inner_optimizer.get_config()["name"] == "scaled"
+    for each in (optimizer, again):
+        assert (each if family is KERAS3 else each.inner_optimizer).get_config()["name"] == "scaled"
+    assert family is not KERAS3 or optimizer.name == "scaled"
     weight = tf.Variable([3.0])
     optimizer.minimize(lambda: weight[0], [weight])
     assert weight.numpy().item() == 2.5
-    inner = make(0.5)
+    inner = family.sgd()
     before = inner.get_config()
     with pytest.raises(TypeError, match="`name` must be a string, but got: 5"):
         LossScaleOptimizer(inner, name=5)
     assert inner.get_config() == before
 
 
-@pytest.mark.table("function-SGD1", "eager-SGD0", every=1)
-@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_variables_are_finalized_without_being_named(make, compiled):
-    def finalized(*variables):
+@pytest.mark.table("function-keras3", "eager-tf_keras", every=1)
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+@compiled
+def test_variables_are_finalized_without_being_named(family, compiled):
+    found = []
+    for named in (False, True):
         weight = tf.Variable([3.0])
-        optimizer = LossScaleOptimizer(make(0.5, use_ema=True, ema_momentum=0.5))
+        optimizer = LossScaleOptimizer(family.sgd(use_ema=True, ema_momentum=0.5))
         with pytest.raises(ValueError, match=r"finalize_variable_values\(\) without variables"):
             optimizer.finalize_variable_values()
-
-        def step():
-            optimizer.minimize(lambda: weight[0], [weight])
-
+        step = lambda optimizer=optimizer, weight=weight: optimizer.minimize(lambda: weight[0], [weight])  # noqa: E731
         step = tf.function(step) if compiled else step
         for _ in range(3):
             step()
-        trained = weight.numpy().item()
-        optimizer.finalize_variable_values(*([[weight]] if variables else []))
-        assert weight.numpy().item() != trained
-        return weight.numpy().item()
-
-    assert finalized() == finalized("named")
+        optimizer.finalize_variable_values(*([[weight]] if named else []))
+        found.append(weight.numpy().item())
+    assert found[0] == found[1] != 1.5, "without the average, three steps lead to 1.5"
 
 
 @pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss"])
@@ -165,8 +142,7 @@ def test_a_loss_scale_factor_multiplies_the_loss_and_cancels_in_the_step(method)
         optimizer.apply([tf.constant([32.0])], [weight])
     else:
         optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant([32.0])]), [weight]))
-    assert weight.numpy() == 0.5
-    assert float(optimizer.loss_scale) == 8.0
+    assert (weight.numpy(), float(optimizer.loss_scale)) == (0.5, 8.0)
 
 
 @compiled
@@ -190,26 +166,6 @@ def test_a_loss_scale_factor_cancels_on_each_replica_if_the_caller_sums_the_grad
     for expected in (0.0, -1.0):
         function()
         assert [copy.numpy() for copy in strategy.experimental_local_results(weight)] == [expected] * 2
-
-
-def test_the_inner_optimizers_own_loss_scale_factor_is_ignored_and_that_is_said(monkeypatch):
-    seen = []
-    monkeypatch.setattr("absl.logging.warning", lambda message, *values: seen.append(message % values))
-    optimizer = LossScaleOptimizer(KERAS3.optimizers.SGD(0.5, loss_scale_factor=8.0), initial_scale=8.0)
-    assert "loss_scale_factor=8.0" in seen[0]
-    assert float(optimizer.scale_loss(tf.constant(1.0))) == 8.0
-    weight = tf.Variable([1.0])
-    optimizer.apply([tf.constant([8.0])], [weight])
-    assert weight.numpy() == 0.5
-
-
-def test_variables_excluded_from_weight_decay_do_not_decay():
-    for family in (KERAS3, TF_KERAS):
-        optimizer = LossScaleOptimizer(family.sgd(), weight_decay=0.5)
-        kernel, bias = tf.Variable([1.0], name="kernel"), tf.Variable([1.0], name="bias")
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-        optimizer.apply_gradients([(tf.constant([0.0]), kernel), (tf.constant([0.0]), bias)])
-        assert (kernel.numpy(), bias.numpy()) == (0.75, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -237,13 +193,17 @@ def test_an_option_that_contradicts_the_inner_optimizer_or_keras_is_a_value_erro
         assert getattr(wrapper, name) == value
 
 
-def test_a_loss_scale_factor_that_is_set_on_the_inner_optimizer_later_is_refused_before_it_divides_twice():
-    optimizer, weight = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0), tf.keras.Variable([1.0])
+def test_the_inner_optimizers_own_loss_scale_factor_is_ignored_or_refused_if_it_is_set_later(warnings):
+    optimizer, weight = LossScaleOptimizer(KERAS3.sgd(loss_scale_factor=8.0), initial_scale=8.0), tf.Variable([1.0])
+    assert "loss_scale_factor=8.0" in warnings[0]
+    assert float(optimizer.scale_loss(tf.constant(1.0))) == 8.0
+    optimizer.apply([tf.constant([8.0])], [weight])
+    assert weight.numpy() == 0.5
     optimizer.inner_optimizer.loss_scale_factor = 4.0
     optimizer.scale_loss(1.0)
     with pytest.raises(ValueError, match="Set it on the LossScaleOptimizer"):
         optimizer.apply([tf.constant([8.0])], [weight])
-    assert weight.numpy().tolist() == [1.0]
+    assert weight.numpy() == 0.5
 
 
 def test_an_option_after_the_inner_optimizer_is_built_is_a_value_error():
@@ -256,10 +216,9 @@ def test_an_option_after_the_inner_optimizer_is_built_is_a_value_error():
 
 
 MISSING = [
-    (TF_KERAS, "gradient_accumulation_steps", 2),
-    (TF_KERAS, "loss_scale_factor", 2.0),
+    *[(family, name, 2) for family in FAMILIES[1:] for name in ("gradient_accumulation_steps", "loss_scale_factor")],
     *[(LEGACY, name, value) for name, value in {"weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.5}.items()],
-    *[(LEGACY, name, 2) for name in ("ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps")],
+    (LEGACY, "ema_overwrite_frequency", 2),
 ]
 
 
@@ -271,33 +230,23 @@ def test_an_option_that_the_family_does_not_have_is_a_value_error_that_says_so(f
 
 @pytest.mark.table("2-keras3-function", "1-tf2-eager", "0-tf2-eager", every=1)
 @compiled
-@pytest.mark.parametrize("contract", ["tf2", "keras3"])
+@pytest.mark.parametrize("step", [tf2_step, keras_step], ids=["tf2", "keras3"])
 @pytest.mark.parametrize("bad_at", [0, 1, 2])
-def test_a_skipped_micro_step_never_advances_iterations(compiled, contract, bad_at):
+def test_a_skipped_micro_step_never_advances_iterations(compiled, step, bad_at):
     weight = tf.keras.Variable([1.0])
     optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, gradient_accumulation_steps=2)
-    step = {"tf2": tf2_step, "keras3": keras_step}[contract]
     function = tf.function(lambda g: step(optimizer, g, weight)) if compiled else lambda g: step(optimizer, g, weight)
     gradients = [1.0, 3.0]
     gradients.insert(bad_at, np.inf)
-    counts = []
+    counts = [0]
     for gradient in gradients:
         function(tf.constant([gradient]))
         counts.append(int(optimizer._iterations))
-    assert counts[-1] == 2
-    assert counts[bad_at] == (counts[bad_at - 1] if bad_at else 0)
+    assert counts[bad_at] == counts[bad_at + 1] and counts[-1] == 2
     assert weight.value.numpy() == 1.0 - 0.5 * 2.0, "the mean of 1 and 3"
     assert int(optimizer.skipped_steps) == 1
-
-
-def two_part_optimizer(wrap, **kwargs):
-    optimizers = keras.optimizers
-    parts = {"bias": optimizers.Adam(0.25), "kernel": optimizers.SGD(0.5, momentum=0.5, **kwargs)}
-    return wrap(optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.125), parts)))
-
-
-def weights_of_three_parts():
-    return [keras.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias", "other")]
+    optimizer.iterations = 3
+    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 3
 
 
 @pytest.mark.table("{}-function", "{'clipnorm': 0.5}-eager", "{'gradient_accumulation_steps': 2}-eager", every=1)
@@ -305,45 +254,59 @@ def weights_of_three_parts():
 @compiled
 @pytest.mark.parametrize("kwargs", [{}, {"clipnorm": 0.5}, {"gradient_accumulation_steps": 2}], ids=str)
 def test_multi_optimizer_takes_the_same_steps_and_skips_in_all_its_parts(compiled, kwargs):
-    rng = np.random.default_rng(0)
-    gradients = [rng.normal(size=(3, 2)).astype("float32") for _ in range(5)]
+    gradients = np.random.default_rng(0).normal(size=(5, 3, 2)).astype("float32")
     results = []
-    for wrapped in (False, True):
-        weights = weights_of_three_parts()
-        optimizer = two_part_optimizer(LossScaleOptimizer if wrapped else lambda inner: inner, **kwargs)
+    for wrap in (lambda inner: inner, LossScaleOptimizer):
+        weights = [keras.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias", "other")]
+        parts = {"bias": KERAS3.adam(), "kernel": KERAS3.sgd(momentum=0.5, **kwargs)}
+        optimizer = wrap(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(KERAS3.sgd(), parts)))
 
-        def step(gradient, optimizer=optimizer, weights=tuple(weights), wrapped=wrapped):
+        def step(gradient, optimizer=optimizer, weights=tuple(weights), wrapped=wrap is LossScaleOptimizer):
             scale = optimizer.scale_loss(tf.constant(1.0)) if wrapped else 1.0
             optimizer.apply(tf.unstack(gradient * scale), list(weights))
 
         function = tf.function(lambda gradient, step=step: step(gradient)) if compiled else step
         for gradient in gradients:
             function(tf.constant(gradient))
-            if wrapped:
+            if wrap is LossScaleOptimizer:
                 function(tf.constant([[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]))
         results.append([w.value.numpy() for w in weights])
     for a, b in zip(*results):
         numerics.assert_close(a, b, 1e-6, [1.0, 2.0])
-    assert int(optimizer.skipped_steps) == 5
-    assert float(optimizer.loss_scale) == 2.0**10
+    assert (int(optimizer.skipped_steps), float(optimizer.loss_scale)) == (5, 2.0**10)
 
 
 @compiled
 def test_variables_that_are_overwritten_take_their_gradient_as_it_is(compiled):
-    weight, amax = keras.Variable([1.0]), keras.Variable([0.0])
+    weight, amax = keras.Variable([1.0]), keras.Variable([0.0], name="amax")
     amax.overwrite_with_gradient = True
     optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, loss_scale_factor=2.0)
+    optimizer.build([weight, amax])
 
-    def step(gradient, new):
+    @tf.custom_gradient
+    def noted(amax):
+        return amax, lambda upstream: upstream * 0.0 + 3.0  # a new value, whatever the scale
+
+    def apply(gradient, new):
         optimizer.scale_loss(0.0)
         optimizer.apply([gradient, new], [weight, amax])
 
-    function = tf.function(step) if compiled else step
-    function(tf.constant([16.0]), tf.constant([3.0]))
-    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
-    function(tf.constant([np.inf]), tf.constant([5.0]))
-    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
-    assert float(optimizer.loss_scale) == 4.0
+    def minimize(gradient, new):
+        optimizer.minimize(lambda: weight.value + 0.0 * noted(amax.value), [weight, amax])
+
+    def divided(gradient, new):
+        optimizer.get_scaled_loss(0.0)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([gradient, new]), [weight, amax]))
+
+    def take(step, gradient, new):
+        (tf.function(step) if compiled else step)(tf.constant([gradient]), tf.constant([new]))
+        return weight.value.numpy().item(), amax.value.numpy().item(), float(optimizer.loss_scale)
+
+    assert take(apply, 16.0, 5.0) == (0.5, 5.0, 8.0)
+    assert take(minimize, 0.0, 0.0) == (0.0, 3.0, 8.0)
+    with pytest.raises(ValueError, match=r"amax has overwrite_with_gradient=True.*apply\(gradients, variables\)"):
+        take(divided, 16.0, 16.0)
+    assert take(apply, np.inf, 7.0) == (0.0, 3.0, 4.0)
 
 
 @pytest.mark.table("0-False-function", "1-True-eager", "None-True-eager", every=1)
@@ -364,87 +327,27 @@ def test_a_new_value_that_overflows_on_either_replica_skips_the_step_on_both(bad
         optimizer.scale_loss(0.0)
         optimizer.apply([tf.constant(4.0), new], [weight, amax])
 
-    def steps(new):
-        strategy.run(step, args=(new,))
-
+    steps = lambda new: strategy.run(step, (new,))  # noqa: E731
     (tf.function(steps) if compiled else steps)(new)
-
-    def on_replicas(variable):
-        return [copy.numpy() for copy in strategy.experimental_local_results(variable)]
-
-    assert on_replicas(weight.value) == ([0.5, 0.5] if bad is None else [1.0, 1.0])
-    assert on_replicas(amax.value) == ([3.0, 3.0] if bad is None else [1.0, 1.0])
-    assert on_replicas(optimizer._loss_scale.current_loss_scale) == [8.0 if bad is None else 4.0] * 2
-
-
-@compiled
-def test_minimize_gives_a_variable_that_is_overwritten_its_gradient_as_it_is(compiled):
-    weight, amax = keras.Variable([1.0]), keras.Variable([1.0])
-    amax.overwrite_with_gradient = True
-    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0)
-
-    @tf.custom_gradient
-    def noted(amax):
-        return amax, lambda upstream: upstream * 0.0 + 3.0  # a new value, whatever the scale
-
-    def step():
-        optimizer.minimize(lambda: weight.value * noted(amax.value), [weight, amax])
-
-    (tf.function(step) if compiled else step)()
-    assert (weight.value.numpy(), amax.value.numpy()) == (0.5, 3.0)
-
-
-@compiled
-def test_a_new_value_that_was_divided_by_the_scale_is_refused_with_what_to_do(compiled):
-    amax = keras.Variable([1.0], name="amax")
-    amax.overwrite_with_gradient = True
-    optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0)
-
-    def step():
-        optimizer.get_scaled_loss(0.0)
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tf.constant([16.0])]), [amax]))
-
-    with pytest.raises(ValueError, match=r"amax has overwrite_with_gradient=True.*apply\(gradients, variables\)"):
-        (tf.function(step) if compiled else step)()
-    assert amax.value.numpy() == 1.0
-
-
-@compiled
-def test_combinations_of_options_and_a_plain_tensorflow_variable(compiled):
-    for clip, decay in itertools.product(({}, {"clipvalue": 0.25}), ({}, {"weight_decay": 0.25})):
-        options = {**clip, **decay}
-        weights = [tf.Variable([1.0]), tf.Variable([1.0])]
-        bare = KERAS3.optimizers.SGD(0.5, **options)
-        wrapped = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, **options)
-
-        def steps(gradient, bare=bare, wrapped=wrapped, first=weights[0], second=weights[1]):
-            bare.apply([gradient], [first])
-            keras_step(wrapped, gradient, second)
-
-        function = tf.function(lambda gradient, steps=steps: steps(gradient)) if compiled else steps
-        for gradient in (1.0, -0.125):
-            function(tf.constant([gradient]))
-        np.testing.assert_array_equal(*weights)
+    expected = [0.5, 3.0, 8.0] if bad is None else [1.0, 1.0, 4.0]
+    for variable, value in zip((weight.value, amax.value, optimizer._loss_scale.current_loss_scale), expected):
+        assert [copy.numpy() for copy in strategy.experimental_local_results(variable)] == [value] * 2
 
 
 @pytest.mark.parametrize(
-    "name, instead",
+    ("name", "instead"),
     [
-        ("init_scale", "initial_scale"),
-        ("growth_interval", "dynamic_growth_steps"),
-        ("on_floor", "on_stall"),
+        ("init_scale", ". Pass initial_scale"),
+        ("growth_interval", ". Pass dynamic_growth_steps"),
+        ("on_floor", ". Pass on_stall"),
+        ("on_warning", "$"),
     ],
 )
-def test_a_keyword_of_another_loss_scaler_is_refused_with_the_name_of_ours(name, instead):
+def test_a_keyword_of_another_loss_scaler_is_refused_with_the_name_of_ours_if_there_is_one(name, instead):
     inner = tf.keras.optimizers.SGD()
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'. Pass {instead}"):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{instead}"):
         LossScaleOptimizer(inner, **{name: 8})
     LossScaleOptimizer(inner)
-
-
-def test_an_unknown_keyword_is_refused_without_a_suggestion():
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'on_warning'$"):
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), on_warning="raise")
 
 
 def test_keras_3s_fit_calls_the_apply_gradients_of_a_subclass():
@@ -460,14 +363,3 @@ def test_keras_3s_fit_calls_the_apply_gradients_of_a_subclass():
         return layer.kernel.numpy().item()
 
     assert trained(LossScaleOptimizer) == trained(lambda inner: inner) == 0.875**4
-
-
-def test_a_keras_3_subclass_may_sum_over_workers_itself():
-    class Sums(keras.optimizers.SGD):
-        def _all_reduce_sum_gradients(self, grads_and_vars):
-            return [(2.0 * g, v) for g, v in super()._all_reduce_sum_gradients(grads_and_vars)]
-
-    weight = keras.Variable(1.0)
-    optimizer = LossScaleOptimizer(Sums(0.25), dynamic=False, initial_scale=1)
-    optimizer.minimize(lambda: 1.0 * weight.value, [weight])
-    assert weight.numpy() == 0.5

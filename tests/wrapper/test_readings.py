@@ -1,12 +1,13 @@
 """The state as plain numbers, and the report of which gradients overflowed."""
 
-import json
 import re
 
 import numpy as np
 import pytest
+import sonnet
 import tensorflow as tf
 
+from tests import strategies
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, legacy
 
@@ -23,10 +24,7 @@ def stepper(optimizer, variables, call="eager"):
     return lambda *gradients: function(*[tf.constant(g, tf.float32) for g in gradients])
 
 
-CALLS = [
-    *((family, call) for family in ALL_FAMILIES for call in ("eager", "function")),
-    (FAMILIES[0], "compiled"),
-]
+CALLS = [*((family, call) for family in ALL_FAMILIES for call in ("eager", "function")), (FAMILIES[0], "compiled")]
 calls = pytest.mark.parametrize(("family", "call"), CALLS, ids=[f"{family.name}-{call}" for family, call in CALLS])
 
 
@@ -51,24 +49,6 @@ def test_the_state_is_plain_numbers_that_follow_each_step(family, call):
     assert (after["dynamic_counter"], after["skipped_in_a_row"], after["total_steps"]) == (1, 0, 6)
 
 
-@all_families
-def test_a_state_goes_through_json_and_training_goes_on_where_it_was(family):
-    def make():
-        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=64, dynamic_growth_steps=3, hysteresis=2)
-        return optimizer, stepper(optimizer, [tf.Variable(0.0)])
-
-    first, step_first = make()
-    for gradient in (INF, 1.0, 1.0, INF):
-        step_first(gradient)
-    second, step_second = make()
-    second.set_state(json.loads(json.dumps(first.state())))
-    assert bool(second.last_step_skipped)
-    for gradient in (NAN, 1.0, 1.0, 1.0, INF):
-        step_first(gradient)
-        step_second(gradient)
-        assert first.state() == second.state()
-
-
 def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
     fixed = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
     assert fixed.state() == {"loss_scale": 8.0}
@@ -77,13 +57,19 @@ def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
         fixed.set_state({"loss_scale": 16.0})
 
 
-def test_counts_that_an_older_state_lacks_are_zero():
+def test_the_largest_counts_are_set_as_they_are_and_those_that_an_older_state_lacks_are_zero():
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
-    stepper(optimizer, [tf.Variable(0.0)])(INF)
+    state = {**optimizer.state(), "total_steps": 2**63 - 1, "skipped_steps": 2**62 + 1}
+    optimizer.set_state({**state, "skipped_in_a_row": 1})
+    assert optimizer.state() == {**state, "skipped_in_a_row": 1}
+    assert bool(optimizer.last_step_skipped)
     optimizer.set_state({"loss_scale": 4.0, "dynamic_counter": 7})
     state = optimizer.state()
     assert (state["loss_scale"], state["dynamic_counter"]) == (4.0, 7)
     assert state["skipped_steps"] == state["total_steps"] == 0
+
+
+GOOD = {"loss_scale": 4.0, "dynamic_counter": 1}
 
 
 @pytest.mark.parametrize(
@@ -91,19 +77,15 @@ def test_counts_that_an_older_state_lacks_are_zero():
     [
         (1024.0, TypeError, "`state` must be a dict that state"),
         ({"loss_scale": 4.0}, ValueError, "must have the keys"),
-        ({"loss_scale": 4.0, "dynamic_counter": 1, "scale": 2}, ValueError, "must have the keys"),
-        ({"loss_scale": 0.0, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
-        ({"loss_scale": "4", "dynamic_counter": 1}, TypeError, "`loss_scale` must be a number"),
-        ({"loss_scale": 4.0, "dynamic_counter": -1}, ValueError, "`dynamic_counter` must be a whole number that is at"),
-        ({"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 0.5}, ValueError, "`total_steps` must be a whole"),
-        (
-            {"loss_scale": 4.0, "dynamic_counter": 1, "total_steps": 2**63},
-            ValueError,
-            r"`total_steps` must be below 2\*\*63",
-        ),
-        ({"loss_scale": 4.0, "dynamic_counter": 10**400}, ValueError, "`dynamic_counter` must be below"),
-        ({"loss_scale": 10**400, "dynamic_counter": 1}, ValueError, "`loss_scale` must be a finite float32 number"),
-        ({"loss_scale": 4.0, "dynamic_counter": np.True_}, TypeError, "`dynamic_counter` must be a number"),
+        ({**GOOD, "scale": 2}, ValueError, "must have the keys"),
+        ({**GOOD, "loss_scale": 0.0}, ValueError, "`loss_scale` must be a finite float32 number"),
+        ({**GOOD, "loss_scale": 10**400}, ValueError, "`loss_scale` must be a finite float32 number"),
+        ({**GOOD, "loss_scale": "4"}, TypeError, "`loss_scale` must be a number"),
+        ({**GOOD, "dynamic_counter": -1}, ValueError, "`dynamic_counter` must be a whole number that is at"),
+        ({**GOOD, "dynamic_counter": 10**400}, ValueError, "`dynamic_counter` must be below"),
+        ({**GOOD, "dynamic_counter": np.True_}, TypeError, "`dynamic_counter` must be a number"),
+        ({**GOOD, "total_steps": 0.5}, ValueError, "`total_steps` must be a whole"),
+        ({**GOOD, "total_steps": 2**63}, ValueError, r"`total_steps` must be below 2\*\*63"),
     ],
 )
 def test_a_bad_state_is_refused_and_sets_nothing(state, error, text):
@@ -123,13 +105,6 @@ def test_a_reading_that_is_assigned_is_refused_with_the_call_that_sets_it(name):
     assert optimizer.state() == state
     exec(re.search(r"optimizer\.set_state\(.*\)", str(caught.value)).group().replace("2.0", "2"))
     assert optimizer.state() == {**state, name: 2}
-
-
-def test_the_largest_counts_are_set_as_they_are():
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
-    state = {**optimizer.state(), "total_steps": 2**63 - 1, "skipped_steps": 2**62 + 1}
-    optimizer.set_state(state)
-    assert optimizer.state() == state
 
 
 def test_a_count_that_the_variables_of_contrib_cannot_hold_sets_nothing():
@@ -154,14 +129,9 @@ def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(f
     variables = [tf.Variable([1.0, 1.0], name="kernel"), tf.Variable(1.0, name="bias"), tf.Variable(1.0, name="gamma")]
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, diagnose=True)
     step = stepper(optimizer, variables, call)
-    good = [1.0, 1.0]
     assert repr(optimizer.overflow_report()) == "No gradient was infinite or NaN."
-    step(good, 1.0, 1.0)
-    step([1.0, INF], 1.0, 1.0)
-    step([1.0, -INF], NAN, 1.0)
-    step(good, 1.0, 1.0)
-    step([INF, NAN], 1.0, 1.0)
-    step(good, 1.0, 1.0)
+    for of_kernel, of_bias in (([1, 1], 1), ([1, INF], 1), ([1, -INF], NAN), ([1, 1], 1), ([INF, NAN], 1), ([1, 1], 1)):
+        step(of_kernel, of_bias, 1.0)
     report = optimizer.overflow_report()
     rows = [(row.variable, row.steps, row.last_step, row.kind) for row in report]
     assert rows == [("kernel", 3, 5, "inf, NaN"), ("bias", 1, 3, "NaN")]
@@ -197,25 +167,19 @@ def test_the_norm_of_the_gradients_is_that_before_clipping(family, call):
 
 @families
 def test_nothing_is_noted_when_it_is_off_and_the_report_says_how_to_turn_it_on(family):
-    operations = []
     for diagnose in (False, True):
         variables = [tf.Variable(1.0), tf.Variable(1.0)]
         optimizer = LossScaleOptimizer(family.sgd(), diagnose=diagnose)
         optimizer.build(variables)
-
-        @tf.function
-        def step(gradient, optimizer=optimizer, variables=variables):
-            optimizer.apply_gradients([(gradient, v) for v in variables])
-
-        step(tf.constant(1.0))
+        step = tf.function(lambda gradient, o=optimizer, v=variables: o.apply_gradients((gradient, each) for each in v))
         graph = step.get_concrete_function(tf.constant(1.0)).graph
-        operations.append({o.type for o in graph.get_operations()})
-        if not diagnose:
+        assert any(operation.type == "L2Loss" for operation in graph.get_operations()) == diagnose
+        if diagnose:
+            assert LossScaleOptimizer.from_config(optimizer.get_config()).overflow_report() == ()
+        else:
             assert optimizer.gradient_norm is None
             with pytest.raises(ValueError, match=r"Create it with LossScaleOptimizer\(..., diagnose=True\)"):
                 optimizer.overflow_report()
-    assert "L2Loss" not in operations[0]
-    assert "L2Loss" in operations[1]
 
 
 def test_sparse_missing_and_half_gradients_are_diagnosed():
@@ -260,31 +224,17 @@ def test_in_a_session_the_report_is_kept_though_only_global_variables_are_initia
         np.testing.assert_array_equal(session.run(tables[0]), [[3, 5, 2, 1]])
 
 
-@families
-def test_configs_and_copies_keep_the_diagnosis(family):
-    optimizer = LossScaleOptimizer(family.sgd(), diagnose=True)
-    assert optimizer.get_config()["diagnose"] is True
-    assert "diagnose" not in LossScaleOptimizer(family.sgd()).get_config()
-    again = LossScaleOptimizer.from_config(optimizer.get_config())
-    assert again.overflow_report() == ()
-
-
-def test_a_checkpoint_made_without_a_diagnosis_fills_all_of_an_optimizer_with_one(tmp_path):
-    variable = tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
-    stepper(optimizer, [variable])(INF)
-    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
-    diagnosing = LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=True)
-    stepper(diagnosing, [variable])(INF)
-    tf.train.Checkpoint(optimizer=diagnosing).read(path).assert_consumed()
-    assert diagnosing.overflow_report()[0].steps == 1, "counted since this object was made"
-
-
-def test_a_diagnosis_of_a_fixed_scale_is_refused():
-    with pytest.raises(ValueError, match="`diagnose` cannot be True with a fixed scale"):
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8, diagnose=True)
-    with pytest.raises(TypeError, match='"diagnose" argument'):
-        LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=1)
+@pytest.mark.parametrize("diagnose", [True, "exponents"])
+def test_checkpoints_are_those_of_an_optimizer_that_records_nothing(diagnose, tmp_path):
+    plain, recording = (LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose=each) for each in (False, diagnose))
+    paths = []
+    for optimizer, name in ((recording, "recording"), (plain, "plain")):
+        stepper(optimizer, [tf.Variable(1.0)])(INF)
+        paths.append(tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / name)))
+    assert tf.train.list_variables(paths[0]) == tf.train.list_variables(paths[1])
+    tf.train.Checkpoint(optimizer=recording).read(paths[1]).assert_consumed()
+    if diagnose is True:
+        assert recording.overflow_report()[0].steps == 1, "counted since this object was made"
 
 
 @pytest.mark.parametrize("diagnose", [True, "exponents"])
@@ -304,3 +254,40 @@ def test_a_legacy_step_without_gradients_records_nothing(diagnose, compiled):
             optimizer.precision_report()
     optimizer.minimize(lambda: weight**2, [weight])
     assert weight.numpy() == 0.0
+
+
+@pytest.mark.table(
+    "keras3-function", "tf_keras-eager", "tf_keras_legacy-function", "tf1-eager", "sonnet-function", every=7
+)
+@pytest.mark.parametrize("where", ["eager", "function"])
+@all_families
+def test_an_if_on_the_last_step_tells_skipped_from_applied_steps_on_and_across_replicas(family, where):
+    strategy = strategies.get("mirrored_2")
+    if family.name == "sonnet":  # refuses other strategies
+        one_device = tf.distribute.ReductionToOneDevice()
+        strategy = sonnet.distribute.Replicator(["cpu:0", "cpu:1"], cross_device_ops=one_device)
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+        optimizer = LossScaleOptimizer(family.adam(), initial_scale=8)
+
+    def on_replica(gradient):
+        optimizer.apply_gradients([(tf.identity(gradient), variable)])
+        return tf.constant("skipped") if optimizer.last_step_skipped else tf.constant("applied")
+
+    def step(gradient):
+        inside = strategy.run(on_replica, args=(gradient,))
+        return inside, tf.constant("skipped") if optimizer.last_step_skipped else tf.constant("applied")
+
+    step, said = tf.function(step) if where == "function" else step, []
+    for gradient in (1.0, np.inf, 1.0, np.nan):
+        inside, outside = step(tf.constant([gradient]))
+        said.append({each.numpy() for each in (*strategy.experimental_local_results(inside), outside)})
+    assert said == [{b"applied"}, {b"skipped"}, {b"applied"}, {b"skipped"}]
+    assert int(optimizer.skipped_steps) == 2
+
+
+def test_a_truth_value_that_a_graph_cannot_have_is_an_error():
+    with strategies.get("mirrored_2").scope():
+        optimizer = LossScaleOptimizer(FAMILIES[1].sgd())
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        tf.function(lambda: 1 if optimizer.last_step_skipped else 2, autograph=False)()

@@ -1,9 +1,8 @@
-"""How the scale moves can be changed between steps."""
+"""How the scale moves can be changed between steps; whether a fixed scale skips steps that are not finite."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
 from tests.families import all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, legacy
@@ -53,36 +52,17 @@ def test_an_eager_step_follows_the_rule_that_was_set_before_it(family, jit_compi
 
 
 @families
-def test_a_traced_function_keeps_the_old_rule_and_a_warning_says_so(family, monkeypatch):
-    said = []
-    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+def test_a_traced_function_keeps_the_old_rule_and_a_warning_says_so(family, warnings):
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
     optimizer.change_rules(dynamic_growth_steps=1)
-    assert not said
     step = taking(optimizer)
     traced = tf.function(step)
     assert scales(optimizer, traced, [True]) == [16.0]
+    assert not warnings
     optimizer.change_rules(growth_factor=4.0)
-    assert "LossScaleOptimizer.growth_factor was set after a tf.function" in said[0]
+    assert "LossScaleOptimizer.growth_factor was set after a tf.function" in warnings[0]
     assert scales(optimizer, traced, [True]) == [32.0]
     assert scales(optimizer, tf.function(step), [True]) == [128.0]
-
-
-@pytest.mark.slow
-@families
-def test_a_callback_of_fit_sets_it_and_makes_the_train_function_again(family):
-    keras = family.keras
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(LossScaleOptimizer(family.sgd(), initial_scale=8.0), "mse")
-
-    class Grow(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 0:
-                self.model.optimizer.change_rules(dynamic_growth_steps=1)
-                self.model.make_train_function(force=True)
-
-    model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=1, verbose=0, callbacks=[Grow()])
-    assert float(model.optimizer.loss_scale) == 32.0
 
 
 @families
@@ -131,13 +111,8 @@ def test_a_value_that_cannot_be_set_says_why_and_changes_nothing(arguments, name
 
 def test_nothing_is_set_while_a_function_is_traced():
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
-
-    @tf.function
-    def step():
-        optimizer.change_rules(max_scale=8.0)
-
     with pytest.raises(RuntimeError, match="while a graph is being built"):
-        step()
+        tf.function(lambda: optimizer.change_rules(max_scale=8.0))()
     assert optimizer.max_scale is None
 
 
@@ -155,13 +130,21 @@ def test_an_attribute_is_not_set_as_in_the_originals_and_the_error_says_how(name
         setattr(optimizer, name, 7)
 
 
-def test_a_scale_below_a_new_lower_bound_is_raised_at_once():
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8.0)
-    optimizer.change_rules(min_scale=16.0)
-    assert float(optimizer.loss_scale) == 16.0
-
-
 @pytest.mark.parametrize("rules", [{}, {"growth": 2.0}])
 def test_other_names_are_refused(rules):
     with pytest.raises(TypeError, match=r"change_rules\(\) takes dynamic_growth_steps, growth_factor"):
         LossScaleOptimizer(tf.keras.optimizers.SGD()).change_rules(**rules)
+
+
+@all_families
+def test_a_fixed_scale_skips_nothing_unless_it_is_told_to_and_a_dynamic_one_always(family):
+    for kwargs, skips in [
+        ({}, True),
+        ({"skip_nonfinite": True}, True),
+        ({"dynamic": False, "initial_scale": 8}, False),
+        ({"dynamic": False, "initial_scale": 8, "skip_nonfinite": False}, False),
+        ({"dynamic": False, "initial_scale": 8, "skip_nonfinite": True}, True),
+    ]:
+        weight = tf.Variable(1.0)
+        LossScaleOptimizer(family.sgd(), **kwargs).minimize(lambda weight=weight: weight * np.inf, [weight])
+        assert bool(weight.numpy() == 1.0) is skips, kwargs

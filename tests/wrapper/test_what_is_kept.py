@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_lossscale
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 
@@ -75,23 +74,21 @@ def state(family, model, path):
     return other
 
 
-# Way, as in the table -> for each family, the variants that it has.
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def pickled_model(family, model, path):
+    return pickled(model).optimizer
+
+
+# Way, as in the table -> for each family, the variants that it has. Keras 2's optimizers cannot be pickled alone.
+KERAS_2_FILES = [saved(".keras"), saved(".h5"), saved("")]
 WAYS = {
     "copy.copy": ([lambda family, model, path: copy.copy(model.optimizer)],) * 3,
     "copy.deepcopy": ([lambda family, model, path: copy.deepcopy(model.optimizer)],) * 3,
-    "model.save": (
-        [saved(".keras"), saved(".h5")],
-        [saved(".keras"), saved(".h5"), saved("")],
-        [saved(".keras"), saved(".h5"), saved("")],
-    ),
-    "pickle": (
-        [
-            lambda family, model, path: pickle.loads(pickle.dumps(model)).optimizer,
-            lambda family, model, path: pickle.loads(pickle.dumps(model.optimizer)),
-        ],
-        # Keras 2's optimizers cannot be pickled alone.
-        *[[lambda family, model, path: pickle.loads(pickle.dumps(model)).optimizer]] * 2,
-    ),
+    "model.save": ([saved(".keras"), saved(".h5")], KERAS_2_FILES, KERAS_2_FILES),
+    "pickle": ([pickled_model, lambda family, model, path: pickled(model.optimizer)], [pickled_model], [pickled_model]),
     "set_state": ([state],) * 3,
     "tf.train.Checkpoint": ([checkpoint],) * 3,
     "save_weights": (
@@ -126,23 +123,18 @@ def test_the_table_has_every_way_and_every_count():
     assert max((kept for _, kept in rows), key=len) == {*STATE, *reports}
 
 
+@pytest.mark.parametrize("diagnose", [True, "exponents"])
 @pytest.mark.parametrize(("family", "way", "variant"), CASES)
-def test_what_the_table_says_is_kept_and_all_else_is_new(family, way, variant, tmp_path):
-    model = used(family)
-    optimizer = variant(family, model, str(tmp_path / "file"))
-    (expected,) = (kept for ways, kept in table() if way in ways)
-    new, now = made(family), optimizer.state()
-    assert now == {name: (STATE if name in expected else new.state())[name] for name in STATE}
-    assert bool(optimizer.overflow_report()) == ("overflow_report()" in expected)
-    assert (float(optimizer.gradient_norm) != 0.0) == ("gradient_norm" in expected)
-
-
-@pytest.mark.parametrize(("family", "way", "variant"), CASES)
-def test_the_precision_report_is_kept_or_new_as_the_table_says(family, way, variant, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.DIAGNOSE", "exponents")
+def test_what_the_table_says_is_kept_and_all_else_is_new(family, way, variant, diagnose, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.DIAGNOSE", diagnose)
     optimizer = variant(family, used(family), str(tmp_path / "file"))
-    (expected,) = (kept for ways, kept in table() if way in ways)
-    if "precision_report()" in expected:
+    (kept,) = (kept for ways, kept in table() if way in ways)
+    new = made(family).state()
+    assert optimizer.state() == {name: (STATE if name in kept else new)[name] for name in STATE}
+    if diagnose is True:
+        assert bool(optimizer.overflow_report()) == ("overflow_report()" in kept)
+        assert (float(optimizer.gradient_norm) != 0.0) == ("gradient_norm" in kept)
+    elif "precision_report()" in kept:
         assert all(row.overflow == 1.0 for row in optimizer.precision_report().rows)
     else:
         with pytest.raises(ValueError, match="Take a step first"):
@@ -159,23 +151,3 @@ def test_a_fixed_scale_that_skips_steps_keeps_the_counts_of_past_steps(family, e
     loaded = saved(ending)(family, model, str(tmp_path / "file"))
     assert loaded.state() == optimizer.state()
     assert int(loaded.skipped_steps) == 2
-
-
-@pytest.fixture
-def mixed_float16():
-    keras = FAMILIES[0].keras
-    keras.mixed_precision.set_dtype_policy("mixed_float16")
-    yield keras
-    keras.mixed_precision.set_dtype_policy("float32")
-
-
-def test_a_keras_file_of_an_optimizer_that_compile_wrapped_keeps_the_scale_and_not_the_counts(mixed_float16, tmp_path):
-    keras = mixed_float16
-    with tf_lossscale.wrap_in_compile():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float32")])
-        model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
-        model.fit(np.full((4, 2), np.inf), np.zeros((4, 1)), batch_size=2)
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
-    assert int(model.optimizer.skipped_steps) == 2
-    assert loaded.state() == {**model.optimizer.state(), "skipped_steps": 0, "skipped_in_a_row": 0, "total_steps": 0}

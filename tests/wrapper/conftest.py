@@ -1,0 +1,12 @@
+"""Fixtures of the wrapper's tests."""
+
+import pytest
+from absl import logging
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """The warnings that the package has logged so far."""
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    return said
