@@ -114,6 +114,7 @@ class Observable(Parts):
         """
         _require_eager("set_state")
         self._set_state(state)
+        self._stall.report_silent_steps(self)
 
     def _set_state(self, state: Any) -> None:
         """Set the loss scale's state. Unlike `set_state`, this method also works in graph mode."""

@@ -41,6 +41,8 @@ class Stall:
     def after_step(self, optimizer: Any) -> None:
         """Report a stall that begins with the step just skipped. Call this in eager mode."""
         if as_number(optimizer._loss_scale.skipped_in_a_row) == self.steps:
+            # This stall is a new one, even if `set_state` has reset the counts to those before the last one.
+            self._reported = None
             self._report(optimizer)
 
     def in_graph(self, optimizer: Any) -> list[Any]:
@@ -64,7 +66,9 @@ class Stall:
             return
         in_a_row = as_number(optimizer._loss_scale.skipped_in_a_row)
         began = as_number(optimizer._loss_scale.total_steps) - in_a_row
-        if in_a_row >= self.steps and began != self._reported:
+        if in_a_row < self.steps:
+            self._reported = None
+        elif began != self._reported:
             self._reported = began
             self._react(optimizer, in_a_row)
 
