@@ -79,7 +79,7 @@ class Summary:
 
     def above(self):
         """Return the folders that take more than their limit."""
-        slowness = max(1.0, sum(self.seconds.values()) / sum(BUDGETS.values()))
+        slowness = max(1.0, sum(self.seconds.values()) / max(1, sum(BUDGETS.get(name, 0) for name in self.seconds)))
         limits = {name: FACTOR * slowness * max(LEAST, BUDGETS.get(name, 0)) for name in self.seconds}
         return {name for name, seconds in self.seconds.items() if seconds > limits[name]}
 
