@@ -115,6 +115,37 @@ class KeepStateTest(parameterized.TestCase):
             step(tf.constant(OVERFLOWING))
         assert np.isfinite(state(model)).all()
 
+    @parameterized.parameters("eager", "function")
+    def test_a_step_after_which_on_stall_resets_the_counts_is_undone_too(self, way):
+        def reset(optimizer):
+            optimizer.set_state({"loss_scale": 8.0, "dynamic_counter": 0})
+
+        model = model_of(tf.keras)
+        optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), on_stall=reset, stall_steps=2)
+
+        @tf_lossscale.keep_state(model, optimizer)
+        def step(x):
+            optimizer.minimize(lambda: tf.reduce_mean(model(x, training=True) ** 2), model.trainable_variables)
+
+        taken = WAYS[way](step)
+        for _ in range(3):
+            taken(tf.constant(OVERFLOWING))
+            assert np.isfinite(state(model)).all()
+        assert int(optimizer.skipped_steps) == 1
+
+    def test_around_a_tf_function_it_restores_and_warns_of_nothing(self):
+        model, optimizer = model_of(tf.keras), wrapped(tf.keras)
+
+        @tf_lossscale.keep_state(model, optimizer)
+        @tf.function
+        def step(x):
+            optimizer.minimize(lambda: tf.reduce_mean(model(x, training=True) ** 2), model.trainable_variables)
+
+        with self.assertNoLogs("absl", logging.WARNING):
+            for _ in range(3):
+                step(tf.constant(OVERFLOWING))
+        assert np.isfinite(state(model)).all()
+
     def test_a_module_without_keras(self):
         class Module(tf.Module):
             def __init__(self):

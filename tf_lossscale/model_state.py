@@ -48,7 +48,9 @@ class keep_state(contextlib.ContextDecorator):
     function accumulates gradients of several batches, decorate the function that processes all of them.
 
     Args:
-        model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored.
+        model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored. These include the
+            weights of layers with `trainable = False`, which another optimizer may train in the same step: for a GAN,
+            pass the generator and the discriminator, each with its optimizer, and not the model that contains both.
         optimizer: the LossScaleOptimizer, or the LossScale, that takes the step. The default is `model.optimizer`.
 
     Raises:
@@ -89,13 +91,13 @@ class keep_state(contextlib.ContextDecorator):
             )
         self._optimizer = optimizer
         self._steps = self._steps_called()
-        self._skipped = tf.identity(self._optimizer.skipped_steps)
+        self._skipped, self._total = map(tf.identity, (optimizer.skipped_steps, self._loss_scale.total_steps))
         return self
 
     def __exit__(self, error: Any, *others: object) -> None:
         # In eager mode a step that reports a stall raises an error after it was counted.
         can_restore = error is None or (tf.executing_eagerly() and not replicas.several_replicas())
-        if error is None and self._steps_called() == self._steps and not self._warned:
+        if error is None and not self._warned and not self._took_a_step():
             self._warned.append(True)
             logging.warning(
                 "keep_state() restored nothing, because its optimizer %r took no step inside. Pass the optimizer that "
@@ -104,7 +106,9 @@ class keep_state(contextlib.ContextDecorator):
             )
         if not can_restore or not self._variables:
             return
-        skipped, pairs = self._optimizer.skipped_steps > self._skipped, list(zip(self._variables, self._values))
+        # The count is not only larger after a skipped step: a function `on_stall` may have reset it.
+        skipped = tf.not_equal(self._optimizer.skipped_steps, self._skipped)
+        pairs = list(zip(self._variables, self._values))
         if replicas.uses_merge_call() and not tf.distribute.in_cross_replica_context():
             context: Any = tf.distribute.get_replica_context()
             context.merge_call(_restore_copies, args=(skipped, self._variables, self._values))
@@ -115,10 +119,20 @@ class keep_state(contextlib.ContextDecorator):
         else:
             _restore_if(skipped, pairs)
 
+    def _took_a_step(self) -> bool:
+        """Return whether the optimizer took a step inside, or whether one was traced."""
+        if self._steps_called() != self._steps:
+            return True
+        # A tf.function that was traced before takes its steps without Python.
+        return tf.executing_eagerly() and bool(tf.not_equal(self._loss_scale.total_steps, self._total))
+
     def _steps_called(self) -> int:
-        """Return how many steps were taken or traced so far."""
-        loss_scale = getattr(self._optimizer, "_loss_scale", self._optimizer)
-        return vars(loss_scale).get("_steps_called", 0)
+        """Return how many steps were taken by Python or traced so far."""
+        return vars(self._loss_scale).get("_steps_called", 0)
+
+    @property
+    def _loss_scale(self) -> Any:
+        return getattr(self._optimizer, "_loss_scale", self._optimizer)
 
 
 def state_of(model: Any) -> list[Any]:

@@ -167,9 +167,18 @@ def test_an_optimizer_without_a_loss_scale_is_refused_with_what_to_do():
         model.fit(data(2), data(2), verbose=0, callbacks=[LossScaleMonitor()])
     with pytest.raises(TypeError, match=r"must be a tf_lossscale\.LossScaleOptimizer"):
         LossScaleMonitor(optimizer=3)
-    for arguments in ({"update_freq": 0}, {"update_freq": 1.5}, {"max_skipped": -1}):
+    for arguments in ({"update_freq": 0}, {"update_freq": 1.5}, {"max_skipped": -1}, {"max_skipped": 2.0}):
         with pytest.raises(ValueError, match="must"):
             LossScaleMonitor(**arguments)
+
+
+def test_the_fraction_is_counted_anew_after_on_stall_has_reset_the_counts(caplog):
+    def reset(optimizer):
+        optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 0})
+
+    monitor = LossScaleMonitor(update_freq=10)
+    fit(FAMILIES[0], data(150, range(150)), [monitor], on_stall=reset, stall_steps=70)
+    assert "of the last 60 steps were skipped" in caplog.text or "of the last 50 steps were skipped" in caplog.text
 
 
 @families

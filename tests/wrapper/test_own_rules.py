@@ -313,3 +313,52 @@ def test_an_h5_file_holds_a_bfloat16_variable_of_a_rule(tmp_path):
     model.save(tmp_path / "model.h5")
     loaded = tf.keras.models.load_model(tmp_path / "model.h5").optimizer
     assert (float(loaded._loss_scale.value), int(loaded.dynamic_counter)) == (2.0, 2)
+
+
+class Halved(tf_lossscale.DynamicLossScale):
+    """Scales by half of the variable that the rules move."""
+
+    def __call__(self):
+        return 0.5 * super().__call__()
+
+    def get_config(self):
+        return super().get_config()
+
+
+def test_the_state_of_a_rule_that_computes_its_scale_is_the_variable(tmp_path):
+    model = trained_with(registered(Halved)(initial_scale=1024.0))
+    optimizer = model.optimizer
+    assert (float(optimizer.loss_scale), optimizer.state()["loss_scale"]) == (512.0, 1024.0)
+    optimizer.set_state(optimizer.state())
+    optimizer.change_rules(min_scale=2.0)
+    model.save(tmp_path / "model.keras")
+    for each in (optimizer, tf.keras.models.load_model(tmp_path / "model.keras").optimizer):
+        assert float(each.loss_scale) == 512.0
+
+
+class WarmingUp(tf_lossscale.FixedLossScale):
+    """Scales by one more after each step."""
+
+    def __init__(self, initial_scale):
+        super().__init__(initial_scale)
+        self.steps = tf.Variable(0.0, trainable=False)
+
+    def __call__(self):
+        return self.initial_scale + self.steps
+
+    def move(self, applied):
+        return [self.steps.assign_add(1.0)]
+
+    def get_config(self):
+        return {"initial_scale": self.initial_scale}
+
+
+def test_the_variables_of_a_fixed_scale_of_ones_own_are_saved(tmp_path):
+    model = trained_with(registered(WarmingUp)(8.0))
+    assert float(model.optimizer.loss_scale) == 10.0
+    path = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "ckpt"))
+    model.save(tmp_path / "model.keras")
+    restored = trained_with(WarmingUp(8.0), fits=0).optimizer
+    tf.train.Checkpoint(optimizer=restored).read(path)
+    for each in (restored, tf.keras.models.load_model(tmp_path / "model.keras").optimizer):
+        assert float(each.loss_scale) == 10.0

@@ -98,6 +98,18 @@ def test_a_function_is_called_once_a_stall_sees_the_step_counted_and_may_help(co
     assert seen == [(optimizer, 100)] * 3, "each stall of counts that `set_state` has set to 0"
 
 
+def test_the_state_of_a_stalled_run_is_warned_of_and_the_next_eager_step_reports_it(warnings):
+    stalled = {"loss_scale": 1.0, "dynamic_counter": 0, "skipped_in_a_row": 5, "skipped_steps": 5, "total_steps": 7}
+    optimizer, take = made(on_stall="raise", stall_steps=3)
+    optimizer.set_state(stalled)
+    assert ["The last 5 steps were all skipped" in said for said in warnings] == [True]
+    with pytest.raises(FloatingPointError, match="The last 6 steps"):
+        take(np.nan)
+    take(np.nan), take(1.0)
+    optimizer.set_state({**stalled, "skipped_in_a_row": 2})
+    assert len(warnings) == 1
+
+
 @all_families
 def test_a_tf_function_prints_it_once_a_stall_and_python_does_not_say_it_again(family, warnings, printed):
     optimizer, take = made(family, compiled=True)

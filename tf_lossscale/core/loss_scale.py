@@ -419,10 +419,10 @@ class FixedLossScale(LossScale):
         return tf.constant(self.initial_scale, tf.float32)
 
     def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
-        if np.float32(scale) != np.float32(self.initial_scale):
-            raise ValueError(
-                f"The loss scale is fixed at {self.initial_scale:g}, but `state` has the loss scale {scale!r}."
-            )
+        # A subclass may compute a different scale in `__call__`.
+        now = read(current_scale(self))
+        if np.float32(scale) != np.float32(now):
+            raise ValueError(f"The loss scale is fixed at {now:g}, but `state` has the loss scale {scale!r}.")
 
 
 def current_scale(loss_scale: LossScale) -> tf.Tensor:

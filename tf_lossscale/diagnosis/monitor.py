@@ -77,6 +77,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self.max_skipped: float = errors.positive_number(
             "max_skipped", max_skipped, "Pass a fraction, for example 0.2."
         )
+        if self.max_skipped > 1:
+            raise ValueError(f"`max_skipped` must be at most 1, but got: {max_skipped!r}. Pass a fraction such as 0.2.")
         if optimizer is not None:
             _require_ours(optimizer)
         if log_dir is not None:
@@ -158,6 +160,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def _warn(self) -> None:
         steps, skipped = self._steps(), self._read["skipped_steps"]
+        if steps < self._checked[0]:
+            self._checked = 0, 0  # set_state() has reset the counts
         new = steps - self._checked[0]
         if new < WINDOW:
             return

@@ -285,10 +285,11 @@ class LossScaleOptimizer(
     # always 0. This class writes the number of overflows that count towards the hysteresis instead.
 
     def save_own_variables(self, store: Any) -> None:
-        scale = current_scale(self._loss_scale)
-        good, bad = (self._loss_scale.good_steps, self._loss_scale.bad_steps) if self.dynamic else (0, 0)
+        rule: Any = self._loss_scale
+        scale = rule.current_loss_scale if self.dynamic else current_scale(rule)
+        good, bad = (rule.good_steps, rule.bad_steps) if self.dynamic else (0, 0)
         # Keras's class has a learning rate of its own, which is always 0.
-        values = [0 if bad is None else bad, 0.0, good, scale, *self.weights, *_variables_of_own_rule(self._loss_scale)]
+        values = [0 if bad is None else bad, 0.0, good, scale, *self.weights, *_variables_of_own_rule(rule)]
         for i, value in enumerate(values):
             store[str(i)] = keras.ops.convert_to_numpy(value)
 

@@ -265,7 +265,7 @@ class Delegating(Parts):
             # constructor accepts an `initial_scale` below `min_scale`.
             if name in rules and bound is not None:
                 scale.initial_scale = nearest(scale.initial_scale, bound)
-                scale.current_loss_scale.assign(nearest(as_number(scale()), bound))
+                scale.current_loss_scale.assign(nearest(as_number(scale.current_loss_scale), bound))
         for name in rules:
             self._warn_if_traced(name)
 

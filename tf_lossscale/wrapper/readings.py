@@ -114,11 +114,12 @@ class Observable(Parts):
         """
         _require_eager("set_state")
         self._set_state(state)
-        self._stall.report_silent_steps(self)
 
     def _set_state(self, state: Any) -> None:
         """Set the loss scale's state. Unlike `set_state`, this method also works in graph mode."""
         self._loss_scale._set_state(state, value_of, set_value)
+        if self._loss_scale.may_skip:
+            self._stall.after_set_state(self)
 
     def overflow_report(self) -> OverflowReport:
         """Report which variables' gradients were not finite, and in how many steps.

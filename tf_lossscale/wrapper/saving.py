@@ -216,7 +216,7 @@ class Configurable(Parts):
         """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it."""
         inner, scale = self._optimizer, self._loss_scale
         if not hasattr(inner, "_track_trackable"):
-            if not isinstance(scale, FixedLossScale):
+            if _has_state(scale):
                 logging.warning(
                     "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
                     "tf.Module. Derive the class from tf.Module; or make the loss scale yourself, pass it as "
@@ -233,7 +233,7 @@ class Configurable(Parts):
                 f"{there!r}. In a checkpoint, the wrapper's loss scale has this name. Track your object under another "
                 "name."
             )
-        if there is not None or not isinstance(scale, FixedLossScale):
+        if there is not None or _has_state(scale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
             inner._handle_deferred_dependencies("loss_scale", scale)
             self._family.parts_changed()
@@ -314,6 +314,10 @@ def _warn_of_function(on_stall: Any) -> None:
         'example in a loaded model, only warns. Compile the model again with `on_stall`, or pass "raise".',
         getattr(on_stall, "__name__", on_stall),
     )
+
+
+def _has_state(scale: Any) -> bool:
+    return not isinstance(scale, FixedLossScale) or bool(scale.variables)
 
 
 def _is_of_user(scale: Any) -> bool:

@@ -35,15 +35,29 @@ class Stall:
         self.steps: int = errors.whole_number("stall_steps", steps, "The default is 100.", least=1)
         # The number of the step before the stall that was reported last.
         self._reported: int | None = None
+        # The number of the step before the stall in the state that was loaded last, until it is reported.
+        self._loaded: int | None = None
         # Whether a step was traced that cannot report a stall itself, for example because XLA compiles it.
         self._traced_in_silence = False
 
     def after_step(self, optimizer: Any) -> None:
-        """Report a stall that begins with the step just skipped. Call this in eager mode."""
-        if as_number(optimizer._loss_scale.skipped_in_a_row) == self.steps:
-            # This stall is a new one, even if `set_state` has reset the counts to those before the last one.
-            self._reported = None
+        """Report a stall that begins with the step just skipped, or a loaded one. Call this in eager mode."""
+        in_a_row, began = self._now(optimizer)
+        if in_a_row == self.steps or began == self._loaded:
+            # The number in `_reported` may come from before `set_state` has reset the counts.
+            self._reported = self._loaded = None
             self._report(optimizer)
+
+    def after_set_state(self, optimizer: Any) -> None:
+        """Warn if the state is that of a stalled run, because a tf.function only reports a stall that begins in it."""
+        if not tf.executing_eagerly():
+            return
+        in_a_row, began = self._now(optimizer)
+        if in_a_row < self.steps:
+            self._reported = None
+        elif began != self._reported and not optimizer._traced:
+            self._loaded = began
+            logging.warning("%s", self._message(optimizer, in_a_row))
 
     def in_graph(self, optimizer: Any) -> list[Any]:
         """Report a stall in the graph of a step. Call this in the branch that skips the step, after it was counted."""
@@ -64,13 +78,17 @@ class Stall:
     def _report(self, optimizer: Any) -> None:
         if replicas.several_replicas() and not tf.distribute.in_cross_replica_context():
             return
-        in_a_row = as_number(optimizer._loss_scale.skipped_in_a_row)
-        began = as_number(optimizer._loss_scale.total_steps) - in_a_row
+        in_a_row, began = self._now(optimizer)
         if in_a_row < self.steps:
             self._reported = None
         elif began != self._reported:
             self._reported = began
             self._react(optimizer, in_a_row)
+
+    def _now(self, optimizer: Any) -> tuple[int, int]:
+        """Return how many steps in a row were skipped, and the number of the step before them."""
+        in_a_row = int(as_number(value_or_zero(optimizer._loss_scale.skipped_in_a_row)))
+        return in_a_row, int(as_number(value_or_zero(optimizer._loss_scale.total_steps))) - in_a_row
 
     def _can_report_here(self, optimizer: Any) -> bool:
         # Code that XLA compiles cannot print. The message would be a string tensor, which a DTensor mesh does not
@@ -93,11 +111,14 @@ class Stall:
             return tf.debugging.Assert(False, [message])
         return tf.print(tf.strings.join(["WARNING: ", message]), output_stream=sys.stderr)
 
+    def _message(self, optimizer: Any, in_a_row: int) -> str:
+        return MESSAGE.format(in_a_row, f"{as_number(current_scale(optimizer._loss_scale)):g}")
+
     def _react(self, optimizer: Any, in_a_row: int) -> None:
         if callable(self.action):
             self.action(optimizer)
             return
-        message = MESSAGE.format(in_a_row, f"{as_number(current_scale(optimizer._loss_scale)):g}")
+        message = self._message(optimizer, in_a_row)
         if self.action == "raise":
             raise FloatingPointError(message)
         logging.warning("%s", message)
