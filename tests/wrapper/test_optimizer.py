@@ -186,6 +186,19 @@ def test_minimize_returns_and_takes_what_the_documentation_says(family):
         assert weight.numpy() == before - 0.5
 
 
+def test_the_second_argument_of_minimize_around_tensorflow_1_may_be_the_variables_or_a_counter():
+    weight, counter = tf.Variable(4.0), tf.Variable(0, dtype=tf.int64)
+    optimizer = LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), initial_scale=8.0)
+    for number, variables in enumerate((weight, [weight], iter([weight]), lambda: weight), 1):
+        optimizer.minimize(lambda: 1.0 * weight, variables)
+        assert weight.numpy() == 4.0 - number * 0.5
+    optimizer.minimize(lambda: 1.0 * weight, counter, [weight])
+    with tf.GradientTape() as tape:
+        loss = 1.0 * weight
+    optimizer.minimize(loss, weight, tape=tape)
+    assert (weight.numpy(), counter.numpy()) == (1.0, 1)
+
+
 def test_legacy_graphs_with_tf_keras_legacy_optimizers():
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         weight, factor = tf.Variable(2.0), tf.compat.v1.placeholder(tf.float32, [])

@@ -10,6 +10,7 @@ from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.families import family
 from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper.grads_and_vars import as_list
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
@@ -92,7 +93,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
         if tape is not None:
             return super().compute_gradients(loss, var_list, kwargs.get("grad_loss"), tape)
         if var_list is not None:
-            var_list = tf.nest.flatten(var_list() if callable(var_list) else var_list)
+            var_list = tf.nest.flatten(as_list(var_list() if callable(var_list) else var_list))
         pairs = self._optimizer.compute_gradients(self.get_scaled_loss(loss), var_list, *args, **kwargs)
         gradients = self.get_unscaled_gradients([g for g, _ in pairs])
         return list(zip(gradients, [v for _, v in pairs]))
@@ -141,8 +142,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
         Returns:
             In a TF1 graph, the operation that takes the step.
         """
-        # If the second argument is a list, it is used as `var_list`, as in Keras's `minimize(loss, var_list)`.
-        if isinstance(global_step, (list, tuple)):
+        # As in Keras's `minimize(loss, var_list)`, the second argument may be the variables.
+        if global_step is not None and not _counts(global_step):
             global_step, var_list = var_list, global_step
         pairs = self.compute_gradients(
             loss,
@@ -194,3 +195,8 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         children = self._trackable_children()
         return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
+
+
+def _counts(value: Any) -> bool:
+    """Return whether a variable may count steps: it contains integers, or is not trained."""
+    return hasattr(value, "dtype") and (tf.as_dtype(value.dtype).is_integer or not getattr(value, "trainable", False))

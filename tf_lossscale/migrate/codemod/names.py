@@ -41,7 +41,8 @@ PRIVATE = {
     f"{TRAINING}.loss_scaling_gradient_tape",
 }
 # Modules whose imports are removed if the rewritten code no longer uses them.
-EMPTIED = {*PRIVATE, KERAS, *table.MODULES}
+CONTRIB = CONTRIB_MODULE.rpartition(".")[0]
+EMPTIED = {*PRIVATE, KERAS, CONTRIB, *table.MODULES}
 # Modules that TensorFlow removed completely.
 _GONE = (f"{KERAS}.experimental.", f"{CONTRIB_MODULE}.", "tensorflow.mixed_precision.", f"{TRAINING}.loss_scaling_")
 _COPY = "tensorflow.python.keras.mixed_precision."
