@@ -54,11 +54,12 @@ lint: $(VENV)/.test
 doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
-# TensorFlow keeps some memory for each traced function, so these are two runs, each of processes of its own.
+# TensorFlow keeps some memory for each traced function, so these are three runs, each of processes of its own.
 unit: UNIT := $(PYTEST) -p tools.summary -o console_output_style=classic -m "$(FIRST) and not ($(ON_DEMAND))"
 unit: $(VENV)/.test
 	$(UNIT) tests --ignore=tests/wrapper
-	$(UNIT) tests/wrapper tf_function_tests
+	$(UNIT) tests/wrapper
+	$(UNIT) tf_function_tests
 
 ## Test old and new versions of TensorFlow and Python. SESSION="tests(2.16-3.11-all)" runs one session.
 nox: $(VENV)/.nox
