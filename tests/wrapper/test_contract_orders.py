@@ -187,30 +187,3 @@ def test_a_program_that_follows_one_way_never_raises(kinds, examples):
         assert run([part for part in parts if part[1] in (*kinds, *names)], compiled=False) == 0
 
     check(never_raises, examples, st.lists(st.one_of(SEPARATE, WHOLE), min_size=2, max_size=6))
-
-
-def test_functions_that_compute_and_that_apply_gradients_are_exported(tmp_path):
-    class Trained(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = tf.Variable(1.0)
-            self.optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
-            self.optimizer.build([self.weight])
-
-        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
-        def compute(self, factor):
-            with tf.GradientTape() as tape:
-                loss = self.optimizer.get_scaled_loss(self.weight * factor)
-            return self.optimizer.get_unscaled_gradients(tape.gradient(loss, [self.weight]))[0]
-
-        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
-        def apply(self, gradient):
-            self.optimizer.apply_gradients([(gradient, self.weight)])
-
-    trained = Trained()
-    trained.apply(trained.compute(tf.constant(0.25)))
-    tf.saved_model.save(trained, str(tmp_path))
-    loaded = tf.saved_model.load(str(tmp_path))
-    for factor, after in ((0.25, 0.75), (float("nan"), 0.75), (1.0, 0.25)):
-        loaded.apply(loaded.compute(tf.constant(factor)))
-        assert loaded.weight.numpy() == after

@@ -368,9 +368,6 @@ def _needs_no_calls(marks: set[Mark], loss_scale: Any) -> bool:
 
 def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> None:
     """Make each later call of a traced function raise an error if calls elsewhere contradict its decision."""
-    with tf.init_scope():
-        # A SavedModel contains the tensors that a function captures, and finds each by its identity.
-        nothing = tf.constant(0)
 
     def check() -> tf.Tensor:
         living = contract()
@@ -380,12 +377,11 @@ def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> 
                 f"apply_gradients(), but the calls since then were those for {'un' * decision.scaled}scaled gradients. "
                 f"{_TWO_WAYS_OUT}"
             )
-        return nothing
+        return tf.constant(0)
 
     if tf.compat.v1.executing_eagerly_outside_functions():
         for function in decision.places:
             # TensorFlow has no public method that evaluates `check` each time the traced function is called.
-            function.capture(nothing)
             function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 
