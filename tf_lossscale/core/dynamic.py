@@ -121,9 +121,9 @@ class DynamicLossScale(LossScale):
     def _counters(self) -> dict[str, Any]:
         return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counters()}
 
-    def _state(self, read: Callable[[Any], Any]) -> Any:
+    def _saved_scale(self) -> Any:
         # A subclass may return a multiple of the variable from `__call__`, but `set_state` assigns the variable.
-        return {**super()._state(read), "loss_scale": read(self.current_loss_scale)}
+        return self.current_loss_scale
 
     def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         assign(self.current_loss_scale, self.in_range(scale))

@@ -362,7 +362,11 @@ class LossScale(Variables):
 
     def _state(self, read: Callable[[Any], Any]) -> Any:
         counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counters().items()}
-        return {"loss_scale": read(current_scale(self)), **counts}
+        return {"loss_scale": read(self._saved_scale()), **counts}
+
+    def _saved_scale(self) -> Any:
+        """Return the scale that the state contains."""
+        return current_scale(self)
 
     def _set_state(self, state: Any, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         variables, remedy = self._counters(), "Pass what state() returned."
@@ -380,12 +384,15 @@ class LossScale(Variables):
 
     def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         """Raise an error unless the scale is already this one. A subclass may set it instead."""
-        now = read(current_scale(self))
+        now = read(self._saved_scale())
         if np.float32(scale) != np.float32(now):
-            raise ValueError(
-                f"A {type(self).__name__} determines its scale itself, which is {now:g} now, but `state` has the loss "
-                f"scale {scale!r}. Set the variables of the {type(self).__name__}."
-            )
+            raise ValueError(self._NOT_SET.format(type(self).__name__, now, scale))
+
+    # The error for a state with another scale: the class, the scale now and the scale of the state.
+    _NOT_SET = (
+        "A {0} determines its scale itself, which is {1:g} now, but `state` has the loss scale {2!r}. Set the "
+        "variables of the {0}."
+    )
 
 
 class FixedLossScale(LossScale):
@@ -418,11 +425,7 @@ class FixedLossScale(LossScale):
     def __call__(self) -> tf.Tensor:
         return tf.constant(self.initial_scale, tf.float32)
 
-    def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
-        # A subclass may compute a different scale in `__call__`.
-        now = read(current_scale(self))
-        if np.float32(scale) != np.float32(now):
-            raise ValueError(f"The loss scale is fixed at {now:g}, but `state` has the loss scale {scale!r}.")
+    _NOT_SET = "The loss scale is fixed at {1:g}, but `state` has the loss scale {2!r}."
 
 
 def current_scale(loss_scale: LossScale) -> tf.Tensor:

@@ -53,8 +53,8 @@ class SharedLossScale(DynamicLossScale):
         """Join the steps taken in a `with` block. At the end of the block, all steps are applied or all are skipped.
 
         The method works in eager mode, in a `tf.function` and in each replica of a strategy. If the block raises an
-        error, no step is applied. No variable changes before the end of the block, so a loop of several steps of one
-        optimizer, such as those of a critic, needs a block for each step.
+        error, no step is applied. No variable changes before the end of the block. If one optimizer takes several
+        steps, give each step a block of its own.
 
         Yields:
             The joint step. In a TF1 graph, run its `operation` attribute in a session. The attribute is set at the

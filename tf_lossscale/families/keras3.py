@@ -12,7 +12,6 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import arguments, hyperparameters, optimizer
@@ -286,10 +285,10 @@ class LossScaleOptimizer(
 
     def save_own_variables(self, store: Any) -> None:
         rule: Any = self._loss_scale
-        scale = rule.current_loss_scale if self.dynamic else current_scale(rule)
         good, bad = (rule.good_steps, rule.bad_steps) if self.dynamic else (0, 0)
         # Keras's class has a learning rate of its own, which is always 0.
-        values = [0 if bad is None else bad, 0.0, good, scale, *self.weights, *_variables_of_own_rule(rule)]
+        before = [0 if bad is None else bad, 0.0, good, rule._saved_scale()]
+        values = [*before, *self.weights, *_variables_of_own_rule(rule)]
         for i, value in enumerate(values):
             store[str(i)] = keras.ops.convert_to_numpy(value)
 

@@ -87,8 +87,8 @@ class Stall:
 
     def _now(self, optimizer: Any) -> tuple[int, int]:
         """Return how many steps in a row were skipped, and the number of the step before them."""
-        in_a_row = int(as_number(value_or_zero(optimizer._loss_scale.skipped_in_a_row)))
-        return in_a_row, int(as_number(value_or_zero(optimizer._loss_scale.total_steps))) - in_a_row
+        in_a_row = as_number(optimizer._loss_scale.skipped_in_a_row)
+        return in_a_row, as_number(optimizer._loss_scale.total_steps) - in_a_row
 
     def _can_report_here(self, optimizer: Any) -> bool:
         # Code that XLA compiles cannot print. The message would be a string tensor, which a DTensor mesh does not

@@ -71,10 +71,10 @@ def kept() -> str:
     """Measure the memory that stays in use when models are made and dropped, each wrapper in a process of its own."""
     code = "from tools.benchmarks import steps; print(steps.kept_memory({!r}, {!r}))"
     wrappers = (steps.BARE, steps.OURS, steps.THEIRS)
-    rows = ((family, *(float(_printed(code.format(family, name))) for name in wrappers)) for family in steps.FAMILIES)
-    return "\n".join(
-        [*_head("Adam of", *wrappers), *(_line(name, *(f"{n:.0f} KB" for n in row)) for name, *row in rows)]
-    )
+    lines = _head("Adam of", *wrappers)
+    for family in steps.FAMILIES:
+        lines.append(_line(family, *(f"{float(_printed(code.format(family, name))):.0f} KB" for name in wrappers)))
+    return "\n".join(lines)
 
 
 def imports(times: int = 5) -> str:

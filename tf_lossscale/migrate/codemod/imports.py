@@ -77,7 +77,7 @@ class Imports:
             self._edits.notice(statement, f"{dotted} {reason}")
             return old
         if isinstance(statement, ast.Import) and not alias.asname:
-            return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE, names.CONTRIB} else old
+            return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE} else old
         if not (is_old or is_gone) or name.startswith("tf_lossscale"):
             if name.rpartition(".")[0] in names.PRIVATE:
                 self._edits.notice(statement, PRIVATE_NAME.format(alias.name))
@@ -93,7 +93,7 @@ class Imports:
         if has_new:
             return _from(self._target(name, dotted, variable), bound)
         # The remaining uses of a module are reported where they are.
-        if name == names.CONTRIB or (is_gone and not (remains and name in names.PRIVATE)):
+        if is_gone and not (remains and name in names.PRIVATE):
             self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
         return old
 

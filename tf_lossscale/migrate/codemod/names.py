@@ -41,8 +41,7 @@ PRIVATE = {
     f"{TRAINING}.loss_scaling_gradient_tape",
 }
 # Modules whose imports are removed if the rewritten code no longer uses them.
-CONTRIB = CONTRIB_MODULE.rpartition(".")[0]
-EMPTIED = {*PRIVATE, KERAS, CONTRIB, *table.MODULES}
+EMPTIED = {*PRIVATE, KERAS, *table.MODULES}
 # Modules that TensorFlow removed completely.
 _GONE = (f"{KERAS}.experimental.", f"{CONTRIB_MODULE}.", "tensorflow.mixed_precision.", f"{TRAINING}.loss_scaling_")
 _COPY = "tensorflow.python.keras.mixed_precision."
@@ -78,7 +77,9 @@ def is_gone(dotted: str) -> bool:
     >>> is_gone("tensorflow.contrib.mixed_precision"), is_gone("tensorflow.keras.mixed_precision.Policy")
     (True, False)
     """
-    return f"{canonical(dotted)}.".startswith(_GONE)
+    name = canonical(dotted)
+    # TensorFlow removed all of `tensorflow.contrib`, but the codemod does not report the names of its other modules.
+    return name == "tensorflow.contrib" or f"{name}.".startswith(_GONE)
 
 
 def in_copy(dotted: str) -> bool:
