@@ -3,9 +3,8 @@
 import hypothesis
 import pytest
 
-from tools.fuzz import drawing, machine, programs
-from tools.fuzz.model import Rules
-from tools.fuzz.program import Loop, Program, Step
+from tools.fuzz import drawing, model, programs
+from tools.fuzz.program import Loop, Program, Rules, Step
 
 A_FEW = drawing.settings(4, shrink=False, derandomize=True)
 BAD = (None, "huge", None, "nan", "inf", None, None, None, None, "-inf", None, None)
@@ -35,9 +34,9 @@ FOUND = (BOTH_CONTRACTS, *AVERAGES)
 
 
 def test_random_programs_do_what_the_model_says():
-    A_FEW(hypothesis.given(programs.programs(12, modes=("function", "eager")))(machine.run))()
+    A_FEW(hypothesis.given(programs.programs(12, modes=("function", "eager")))(model.run))()
 
 
 @pytest.mark.parametrize("program", FOUND, ids=range(len(FOUND)))
 def test_a_program_that_was_found_does_what_the_model_says(program):
-    machine.run(program)
+    model.run(program)

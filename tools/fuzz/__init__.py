@@ -1,2 +1,2 @@
-"""Compares random training programs with a NumPy model (`python -m tools.fuzz`) and with other libraries
+"""Compares random training programs with a model (`python -m tools.fuzz`) and with other libraries
 (`python -m tools.fuzz.differential`)."""

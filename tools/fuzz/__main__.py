@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz`: compares random training programs with a NumPy model for a given number of minutes.
+"""`python -m tools.fuzz`: compares random training programs with a model for a given number of minutes.
 
     python -m tools.fuzz [--minutes 10] [--seed 1]
 
@@ -16,7 +16,7 @@ import warnings
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import conftest  # noqa: F401  the virtual CPUs
-from tools.fuzz import drawing, machine, programs
+from tools.fuzz import drawing, model, programs
 
 MOST_FAILURES = 3
 
@@ -44,7 +44,7 @@ def main():
     deadline = time.monotonic() + 60 * chosen.minutes
 
     def check(program):
-        machine.run(program)
+        model.run(program)
         counts["programs"] += 1
         counts["steps"] += len(program.steps)
 

@@ -7,7 +7,7 @@ import functools
 
 import tensorflow as tf
 
-from tools.fuzz.changes import CHANGES
+from tools.fuzz.changes import changed
 
 
 class Loops:
@@ -20,20 +20,14 @@ class Loops:
         strategy: a strategy with two replicas. None means that no strategy is used.
     """
 
-    # Whether to call `apply(gradients, variables)` instead of `apply_gradients`.
-    applies_by_position = False
-
     def __init__(self, program, variables, optimizer, strategy=None):
         self.program, self.variables, self.optimizer, self.strategy = program, variables, optimizer, strategy
         self._kept = {}
         self._calls = [self._traced(loop) for loop in program.loops]
 
-    def gradients(self, step):
-        """Return the gradients of a step and the row indices of its sparse gradient; see `Program.gradients`."""
-        return self.program.gradients(step)
-
     def call(self, step):
-        gradients, rows = self.gradients(step)
+        """Take a step of its loop."""
+        gradients, rows = self.program.gradients(step)
         inputs = [*map(tf.constant, gradients), tf.constant(rows), tf.constant(step.number)]
         for function in self._calls[step.loop]:
             function(*inputs)
@@ -97,12 +91,12 @@ class Loops:
             found = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
         else:
             found = self._unscaled(loop, self._scaled(loop, loss, optimizer.get_scaled_loss, number))
-        return self._apply(loop, _changed(loop.unscaled, found, number))
+        return self._apply(loop, changed(loop.unscaled, found, number))
 
     def _scaled(self, loop, loss, scale, number):
         with tf.GradientTape() as tape:
             scaled = scale(loss())
-        return _changed(loop.scaled, tape.gradient(scaled, self.variables), number)
+        return changed(loop.scaled, tape.gradient(scaled, self.variables), number)
 
     def _unscaled(self, loop, gradients):
         """Unscale the gradients: directly, in a `tf.function` or in a `tf.cond`, depending on `loop.place`."""
@@ -117,7 +111,7 @@ class Loops:
 
     def _apply(self, loop, gradients):
         pairs = list(zip(gradients, self.variables))[:: -1 if loop.backwards else 1]
-        if self.applies_by_position:
+        if self.program.family == "sonnet":
             return self.optimizer.apply(*zip(*pairs))
         return self.optimizer.apply_gradients(pairs)
 
@@ -132,11 +126,4 @@ class Loops:
 
     def _apply_kept(self, loop, kept, *inputs):
         found = [variable.read_value() if here else None for variable, here in zip(kept, self._kept[loop])]
-        return self._apply(loop, _changed(loop.unscaled, found, inputs[-1]))
-
-
-@tf.autograph.experimental.do_not_convert
-def _changed(names, gradients, number):
-    for name in names:
-        gradients = CHANGES[name].ours(list(gradients), number)
-    return gradients
+        return self._apply(loop, changed(loop.unscaled, found, inputs[-1]))

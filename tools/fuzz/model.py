@@ -1,35 +1,31 @@
-"""A NumPy model of the loss scale's state machine and of the update rules.
+"""The expected results of a random training program: a bare optimizer, and a NumPy model of the loss scale.
 
-The model implements the rules as the documentation states them, and shares no code with the package.
+The model of the loss scale implements the rules as the documentation states them. It shares no code with the package.
 """
 
-from __future__ import annotations
-
-import dataclasses
+import tempfile
 
 import numpy as np
+import tensorflow as tf
+
+from tests.families import ALL_FAMILIES
+from tf_lossscale import LossScaleOptimizer
+from tools.fuzz.changes import changed, of_values
+from tools.fuzz.machine import Machine, inner_optimizer, new_variables
+from tools.fuzz.program import COUNTING, SCALED
+
+#: Maps each dtype to the largest tolerated difference between a trained variable and its expected value, because a
+#: compiled step rounds differently. The difference is relative to the largest value that the variable has had so far.
+TOLERANCES = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-19, "float64": 2.0**-19}
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The arguments of a `LossScaleOptimizer`."""
-
-    initial_scale: float = 1024.0
-    growth_steps: int = 2
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    hysteresis: int = 1
-    min_scale: float = 1.0
-    max_scale: float | None = None
-    dynamic: bool = True
-
-    def arguments(self):
-        """Return the keyword arguments for the constructor of `LossScaleOptimizer`."""
-        if not self.dynamic:
-            return {"dynamic": False, "initial_scale": self.initial_scale}
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given["dynamic_growth_steps"] = given.pop("growth_steps")
-        return given
+def tolerances(program):
+    """Return the tolerated difference for each of a program's variables."""
+    found = [TOLERANCES[dtype] for dtype in program.dtypes]
+    if any("clip_by_norm" in loop.unscaled for loop in program.loops):
+        # Clipping by the global norm spreads the rounding error of a half-precision variable to all variables.
+        return [max(found)] * len(found)
+    return found
 
 
 class LossScale:
@@ -64,176 +60,142 @@ class LossScale:
         return finite
 
 
-@dataclasses.dataclass
-class Rows:
-    """A sparse gradient: `values[i]` belongs to row `indices[i]`; values of the same row are summed."""
-
-    values: np.ndarray
-    indices: np.ndarray
-
-    def dense(self, shape):
-        """Return the gradient as a dense array."""
-        found = np.zeros(shape, self.values.dtype)
-        np.add.at(found, self.indices, self.values)
-        return found
-
-
-def on_values(function, gradient):
-    """Apply a function to the values of a dense or sparse gradient. A gradient that is None is left unchanged."""
-    if gradient is None:
-        return None
-    return Rows(function(gradient.values), gradient.indices) if isinstance(gradient, Rows) else function(gradient)
-
-
-def scaled(gradient, scale, dtype):
-    """Multiply the gradient by the scale in float32, and round the product to the dtype of the variable."""
-    return on_values(lambda values: (np.float32(scale) * values).astype(dtype), gradient)
-
-
-def unscaled(gradient, scale):
-    """Divide the gradient by the scale. The result has the gradient's dtype."""
-    return on_values(lambda values: (values.astype(np.float64) / np.float64(scale)).astype(values.dtype), gradient)
-
-
-class SGD:
-    """Stochastic gradient descent.
-
-    Without momentum, a step computes `w -= rate * g`. With momentum, it computes `m = momentum * m + g` and then
-    `w -= rate * m`.
+class Model:
+    """Takes the steps of a random training program eagerly, with an optimizer that no loss scale optimizer wraps.
 
     Args:
-        rate: learning rate.
-        momentum: decay rate of the momentum; 0 means no momentum.
-        lazy: whether a sparse gradient changes the momentum of only the rows that it contains.
+        program: a Program.
+        optimizers: the module of the inner optimizers.
     """
 
-    def __init__(self, rate=0.0625, momentum=0.0, lazy=False):
-        self.rate, self.momentum, self.lazy = rate, momentum, lazy
-        self.slots = {}
+    def __init__(self, program, optimizers):
+        self.program, self.loss_scale = program, LossScale(program.rules)
+        self.variables, self.bare = new_variables(program), inner_optimizer(program, optimizers)
+        if hasattr(self.bare, "build"):  # Keras's optimizers refuse variables that are added later
+            self.bare.build(self.variables)
+        self.steps, self._sizes = 0, [1.0] * len(program.dtypes)
 
-    def update(self, key, gradient, rows, step):
-        """Return the array that a step subtracts from a variable.
+    def step(self, step):
+        """Take the step as many times as the training loop repeats it."""
+        loop = self.program.loops[step.loop]
+        times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
+        for _ in range(times):
+            self.steps += 1
+            of_replicas = [self._gradients(loop, step, replica) for replica in range(self.program.replicas)]
+            summed = list(map(_sum, zip(*of_replicas)))
+            finite = all(g is None or np.isfinite(np.float64(tf.convert_to_tensor(g))).all() for g in summed)
+            if self.loss_scale.step(finite):
+                self._apply(summed)
+            else:
+                self._skip(counts=self.program.family in COUNTING and loop.calls not in SCALED)
+
+    def _gradients(self, loop, step, replica):
+        values, rows = self.program.gradients(step)
+        scale, number = self.loss_scale.scale, tf.constant(step.number)
+        scaled = [tf.cast(scale * g[replica], v.dtype) for g, v in zip(values, self.variables)]
+        if loop.sparse:
+            scaled[1] = tf.IndexedSlices(scaled[1], tf.constant(rows[replica]), self.variables[1].shape)
+        if loop.missing is not None:
+            scaled[loop.missing] = None
+        unscaled = [
+            of_values(lambda values: tf.cast(tf.cast(values, tf.float64) / np.float64(scale), values.dtype), g)
+            for g in changed(loop.scaled, scaled, number)
+        ]
+        return changed(loop.unscaled, unscaled, number)
+
+    def _apply(self, gradients):
+        before = [np.float64(variable) for variable in self.variables]
+        if self.program.family == "sonnet":
+            self.bare.apply(gradients, self.variables)
+        else:
+            self.bare.apply_gradients([pair for pair in zip(gradients, self.variables) if pair[0] is not None])
+        for i, (old, variable) in enumerate(zip(before, self.variables)):
+            self._sizes[i] = max(self._sizes[i], np.abs(old).max(), np.abs(np.float64(variable)).max())
+
+    def _skip(self, counts):
+        if self.program.ema is not None and self.program.family == "keras3" and int(self.bare.iterations) == 0:
+            # In Keras 3, the averages start as the variables' values in the first step.
+            for average, variable in zip(self.bare._model_variables_moving_average, self.variables):
+                average.assign(variable)
+        if counts:
+            self.bare.iterations.assign_add(1)
+
+    def check(self, machine, where):
+        """Raise an AssertionError if a machine's state differs from that of the model.
 
         Args:
-            key: a dictionary key that identifies the variable.
-            gradient: the gradient as a dense float64 array.
-            rows: the row indices of a sparse gradient, or `...` for a dense gradient.
-            step: the number of the optimizer's step, counted from 1.
+            machine: the Machine that takes the same steps.
+            where: the beginning of the error's message, such as "after step 3".
         """
-        del step
-        if not self.momentum:
-            return self.rate * gradient
-        slot = self.slots.setdefault(key, np.zeros_like(gradient))
-        rows = rows if self.lazy else ...
-        slot[rows] = self.momentum * slot[rows] + gradient[rows]
-        change = np.zeros_like(gradient)
-        change[rows] = self.rate * slot[rows]
-        return change
+        scale = self.loss_scale
+        wanted = {
+            "loss_scale": float(scale.scale),
+            "dynamic_counter": scale.good,
+            "bad_steps": scale.bad,
+            "total_steps": scale.total,
+            "skipped_steps": scale.skipped,
+        }
+        for name, value in machine.optimizer.state().items():
+            assert wanted.get(name, value) == value, f"{where}: {name} is {value}, not {wanted[name]}"
+        if self.program.family in COUNTING:
+            found, expected = {*map(int, machine.copies(machine.optimizer.iterations))}, {int(self.bare.iterations)}
+            assert found == expected, f"{where}: {found} iterations, not {expected}"
+        for variable in machine.all_variables():
+            for copy in machine.copies(variable):
+                assert np.isfinite(np.float64(copy)).all(), f"{where}: {variable}"
+        for i, (expected, got) in enumerate(zip(self.variables, machine.variables)):
+            atol = tolerances(self.program)[i] * self._sizes[i]
+            for copy in machine.copies(got):
+                message = f"{where}: variable {i}"
+                np.testing.assert_allclose(np.float64(copy), np.float64(expected), rtol=0, atol=atol, err_msg=message)
+            # The model goes on from the machine's value, so that rounding errors do not accumulate over the steps.
+            expected.assign(copy)
 
 
-class Adam:
-    """The Adam optimizer of Kingma and Ba, https://arxiv.org/abs/1412.6980.
-
-    Args:
-        rate: learning rate.
-        beta_1: decay rate of the first moment.
-        beta_2: decay rate of the second moment.
-        epsilon: constant that is added to the square root of the second moment.
-        hat: True to add epsilon after bias correction, as in the paper's algorithm 1. False to add it before bias
-            correction, as in the more efficient form of section 2.
-        lazy: whether a sparse gradient changes the moments and values of only the rows that it contains.
-    """
-
-    def __init__(self, rate=0.0625, beta_1=0.5, beta_2=0.75, epsilon=0.0625, hat=False, lazy=False):
-        self.rate, self.betas, self.epsilon, self.hat, self.lazy = rate, (beta_1, beta_2), epsilon, hat, lazy
-        self.slots = {}
-
-    def update(self, key, gradient, rows, step):
-        """Return the array that a step subtracts from a variable; see `SGD.update`."""
-        first, second = self.slots.setdefault(key, (np.zeros_like(gradient), np.zeros_like(gradient)))
-        rows = rows if self.lazy else ...
-        (b1, b2), g = self.betas, gradient[rows]
-        first[rows] = b1 * first[rows] + (1 - b1) * g
-        second[rows] = b2 * second[rows] + (1 - b2) * g * g
-        correction_1, correction_2 = 1 - b1**step, 1 - b2**step
-        root = np.sqrt(second[rows] / correction_2)
-        epsilon = self.epsilon if self.hat else self.epsilon / np.sqrt(correction_2)
-        change = np.zeros_like(gradient)
-        change[rows] = self.rate * first[rows] / correction_1 / (root + epsilon)
-        return change
+def _sum(gradients):
+    """Return the sum of the replicas' gradients of a variable, as each library's optimizer receives it."""
+    if len(gradients) == 1 or gradients[0] is None:
+        return gradients[0]
+    if isinstance(gradients[0], tf.IndexedSlices):
+        values, indices = zip(*((gradient.values, gradient.indices) for gradient in gradients))
+        return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), gradients[0].dense_shape)
+    return tf.add_n(gradients)
 
 
-@dataclasses.dataclass
-class Averages:
-    """Moving averages of variables. Each applied step updates the averages with a decay of 0.5.
+def run(program):
+    """Run a program with this package's loss scale optimizer and with the model. Compare them after each step.
 
     Args:
-        frequency: the averages are copied to the variables every `frequency` steps; 0 means never.
-        starts_late: whether to follow Keras 3's rule. With Keras 3's rule, the averages start as the values of the
-            variables after the first applied step. With tf_keras's rule, they start as the values before that step,
-            and a step updates the average of a variable only if the variable has a gradient.
+        program: a Program.
+
+    Raises:
+        AssertionError: the results differ. The message names the step after which they differ.
     """
+    optimizers = next(family.optimizers for family in ALL_FAMILIES if family.name == program.family)
+    with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
+        machine, model = Machine(program, optimizers, LossScaleOptimizer), Model(program, optimizers)
+        for i, step in enumerate(program.steps):
+            machine.between(step.before, directory)
+            try:
+                machine.call(step)
+            except RuntimeError as error:
+                if not _is_ambiguous(error, program):
+                    raise
+            else:
+                model.step(step)
+            model.check(machine, f"after step {i}")
+        if program.ema is not None and model.steps:
+            with (machine.strategy or tf.distribute.get_strategy()).scope():
+                machine.optimizer.finalize_variable_values()
+            model.bare.finalize_variable_values(model.variables)
+            model.check(machine, "after finalize_variable_values")
 
-    frequency: int
-    starts_late: bool
 
+def _is_ambiguous(error, program):
+    """Return whether an error means that the optimizer cannot tell whether the gradients are scaled.
 
-class Training:
-    """Training in NumPy, with variables, an update rule and a loss scale.
-
-    Args:
-        rules: the settings that determine how the loss scale changes.
-        inner: the update rule, an `SGD` or an `Adam`.
-        values: initial values of the variables.
-        averaging: an `Averages`. None means that there are no moving averages.
+    Only a program in which one loop passes scaled gradients and another loop passes unscaled gradients may cause this
+    error.
     """
-
-    def __init__(self, rules, inner, values, averaging=None):
-        self.loss_scale = LossScale(rules)
-        self.inner = inner
-        self.values = [np.asarray(value, np.float64) for value in values]
-        self.iterations = 0
-        # The first step fills the list of averages.
-        self.averaging, self.averages = averaging, []
-
-    def step(self, of_replicas, count_skipped):
-        """Take a training step. Return whether the step was applied.
-
-        Args:
-            of_replicas: for each replica, a list of the variables' unscaled gradients, any of which may be None.
-            count_skipped: whether a skipped step advances `iterations`.
-        """
-        reduced = [self._reduced(i, column) for i, column in enumerate(zip(*of_replicas, strict=True))]
-        finite = all(found is None or np.isfinite(found[0]).all() for found in reduced)
-        applied = self.loss_scale.step(finite)
-        if self.averaging and (not self.averages or (self.averaging.starts_late and self.iterations == 0)):
-            self.averages = list(self.values)
-        self.iterations += applied or count_skipped
-        for i, found in enumerate(reduced):
-            if applied and found is not None:
-                gradient, rows = found
-                self.values[i] = self.values[i] - self.inner.update(
-                    i, gradient.astype(np.float64), rows, self.iterations
-                )
-        if applied and self.averaging:
-            self._average([i for i, found in enumerate(reduced) if found is not None or self.averaging.starts_late])
-        return applied
-
-    def _average(self, followed):
-        starts = self.averaging.starts_late and self.iterations == 1
-        for i in followed:
-            self.averages[i] = self.values[i] if starts else (self.averages[i] + self.values[i]) / 2
-            if self.averaging.frequency and self.iterations % self.averaging.frequency == 0:
-                self.values[i] = self.averages[i]
-
-    def finalize(self):
-        """Replace the variables with their moving averages."""
-        self.values = list(self.averages)
-
-    def _reduced(self, i, gradients):
-        """Return the sum of the replicas' gradients of variable `i`, and the indices of rows that have a gradient."""
-        if gradients[0] is None:
-            return None
-        rows = np.unique(np.concatenate([g.indices for g in gradients])) if isinstance(gradients[0], Rows) else ...
-        dense = [g.dense(self.values[i].shape) if isinstance(g, Rows) else g for g in gradients]
-        return np.sum(dense, axis=0, dtype=dense[0].dtype), rows
+    contracts = {loop.calls in SCALED for loop in program.loops}
+    return len(contracts) == 2 and "one of two ways" in str(error)

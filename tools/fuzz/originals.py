@@ -2,15 +2,11 @@
 
     python -m tools.fuzz.originals NAME
 
-The command reads one program per line from stdin. For each program, it writes one line to stdout, which contains the
-state after each step. Input and output lines are JSON. The module must also run on Python 3.8, which old releases of
+The command reads one program per line from stdin, as a Python expression. For each program, it writes one line to
+stdout: a JSON list of the state after each step. The module must also run on Python 3.8, which old releases of
 TensorFlow need.
 """
 
-from __future__ import annotations
-
-import dataclasses
-import functools
 import json
 import logging
 import os
@@ -20,9 +16,8 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from tools.fuzz.loops import Loops
-from tools.fuzz.model import Rules
-from tools.fuzz.program import ADAM, MOMENTUM, RATE, SHAPES, Loop, Program, Step
+from tools.fuzz import program as program_lib
+from tools.fuzz.machine import Machine
 from tools.record.program import virtual_cpus
 
 
@@ -48,39 +43,15 @@ ORIGINALS = {
 }
 
 
-@functools.lru_cache(maxsize=1)
-def mirrored():
-    """Return this process's only MirroredStrategy. A second MirroredStrategy's collective operations would fail."""
-    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+class Running(Machine):
+    """Runs a program with an optimizer that has the methods of the originals."""
 
-
-class Running(Loops):
-    """Runs a program with a loss scale optimizer, which may be this package's or another library's.
-
-    Args:
-        program: a Program.
-        gradients: the result of `Program.gradients` for each step. They are an argument because different versions of
-            NumPy may generate different random numbers.
-        optimizers: the module of the inner optimizers.
-        wrapper: the class that wraps an inner optimizer.
-    """
-
-    def __init__(self, program, gradients, optimizers, wrapper):
-        self._gradients, self._taken = gradients, 0
-        momentum = MOMENTUM if program.inner == "momentum" else 0.0
-        strategy = mirrored() if program.mode == "mirrored" else None
-        with (strategy or tf.distribute.get_strategy()).scope():
-            sgd = optimizers.SGD(RATE, momentum=momentum)
-            inner = optimizers.Adam(RATE, **ADAM) if program.inner == "adam" else sgd
-            optimizer = wrapper(inner, **arguments(program.rules))
-            variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in zip(SHAPES, program.dtypes)]
+    def __init__(self, program, optimizers, wrapper):
+        super().__init__(program, optimizers, wrapper)
+        with (self.strategy or tf.distribute.get_strategy()).scope():
             # Create the slots before the first step, because some optimizers create no slots in a skipped step.
-            build = getattr(optimizer, "build", None) or optimizer._create_all_weights
-            build(variables)
-        super().__init__(program, variables, optimizer, strategy)
-
-    def gradients(self, step):
-        return self._gradients[self._taken]
+            build = getattr(self.optimizer, "build", None) or self.optimizer._create_all_weights
+            build(self.variables)
 
     def states(self, directory):
         """Take the program's steps. Yield the state after each step, or the class of the error that ends the run."""
@@ -91,27 +62,7 @@ class Running(Loops):
             except Exception as error:
                 yield {"error": type(error).__name__}
                 return
-            self._taken += 1
             yield dict(self.state(), note=note)
-
-    def between(self, what, directory):
-        """Save and restore the state, halve the learning rate, or create a second optimizer from the config; see
-        `Step.before`."""
-        optimizer = self.optimizer
-        if what == "checkpoint":
-            checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=self.variables)
-            path = checkpoint.write(directory + "/checkpoint")
-            for variable in [*self.variables, optimizer.iterations]:
-                variable.assign(tf.cast(tf.ones(variable.shape), variable.dtype))
-            checkpoint.read(path)
-        elif what == "learning_rate":
-            optimizer.learning_rate = 0.5 * float(np.asarray(optimizer.learning_rate))
-            return float(np.asarray(optimizer.inner_optimizer.learning_rate))
-        elif what == "config":
-            again = type(optimizer).from_config(optimizer.get_config())
-            inner = again.get_config()["inner_optimizer"]["class_name"]
-            return [again.initial_scale, again.dynamic_growth_steps, inner]
-        return None
 
     def state(self):
         """Return the loss scale, its counter, the step count, and the variables on each replica."""
@@ -123,51 +74,26 @@ class Running(Loops):
             "loss_scale": float(tf.convert_to_tensor(scale)),
             "dynamic_counter": None if counter is None else int(tf.convert_to_tensor(counter)),
             "iterations": int(tf.convert_to_tensor(optimizer.iterations)),
-            "variables": [self._values(variable) for variable in self.variables],
+            "variables": [[np.float64(copy).tolist() for copy in self.copies(each)] for each in self.variables],
         }
 
-    def _values(self, variable):
-        """Return the values of a variable as nested lists, whose first axis is the replica."""
-        copies = self.strategy.experimental_local_results(variable) if self.strategy else [variable]
-        return [np.asarray(copy.numpy(), np.float64).tolist() for copy in copies]
 
+def run(program, name, wrapper=None):
+    """Run a program; return the state after each step. If an error ends the run, its class is the last entry.
 
-def arguments(rules):
-    """Return the loss scale's settings as constructor arguments. Omit settings that other libraries do not support."""
-    if not rules.dynamic:
-        return {"dynamic": False, "initial_scale": rules.initial_scale}
-    return {"initial_scale": rules.initial_scale, "dynamic_growth_steps": rules.growth_steps}
-
-
-def run(program, gradients, optimizers, wrapper):
-    """Run a program, and return the state after each step. If an error ends the run, its class is the last entry."""
+    Args:
+        program: a Program.
+        name: a key of ORIGINALS.
+        wrapper: the class that wraps an inner optimizer; by default, the original's.
+    """
+    optimizers, theirs = ORIGINALS[name]()
+    tf.keras.backend.clear_session()
     with np.errstate(all="ignore"), tempfile.TemporaryDirectory() as directory:
         try:
-            running = Running(program, gradients, optimizers, wrapper)
+            running = Running(program, optimizers, wrapper or theirs)
         except Exception as error:
             return [{"error": type(error).__name__}]
         return list(running.states(directory))
-
-
-def encoded(program, gradients):
-    """Encode a program and its gradients as a line of JSON."""
-    lists = [[[each.tolist() for each in dense], rows.tolist()] for dense, rows in gradients]
-    return json.dumps({"program": dataclasses.asdict(program), "gradients": lists})
-
-
-def decoded(line):
-    """Decode a program and its gradients from a line of JSON that `encoded` returned."""
-    message = json.loads(line)
-    given = message["program"]
-    loops = tuple(Loop(**{key: _tuples(value) for key, value in loop.items()}) for loop in given["loops"])
-    steps = tuple(Step(**step) for step in given["steps"])
-    given.update(rules=Rules(**given["rules"]), loops=loops, steps=steps, dtypes=tuple(given["dtypes"]))
-    gradients = [([np.float32(each) for each in dense], np.asarray(rows)) for dense, rows in message["gradients"]]
-    return Program(**given), gradients
-
-
-def _tuples(value):
-    return tuple(value) if isinstance(value, list) else value
 
 
 def main(name):
@@ -177,10 +103,9 @@ def main(name):
     os.dup2(2, 1)
     logging.disable(logging.ERROR)
     virtual_cpus()
-    optimizers, wrapper = ORIGINALS[name]()
     for line in sys.stdin:
-        tf.keras.backend.clear_session()
-        answers.write(json.dumps(run(*decoded(line), optimizers, wrapper)) + "\n")
+        program = eval(line, vars(program_lib))  # `repr` of a Program, from the process that started this one
+        answers.write(json.dumps(run(program, name)) + "\n")
         answers.flush()
 
 

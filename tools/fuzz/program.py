@@ -6,10 +6,10 @@ The module must also run on Python 3.8, which old releases of TensorFlow need.
 from __future__ import annotations
 
 import dataclasses
+import math
+import random as random_lib
 
 import numpy as np
-
-from tools.fuzz.model import Rules
 
 # The shapes of a program's variables. The second variable may have sparse gradients. The first and the last variable
 # have the same shape, so that a program can exchange their gradients.
@@ -17,6 +17,8 @@ SHAPES = ((2,), (4, 3), (), (2,))
 #: The number of rows in a sparse gradient.
 ROWS = 3
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy", "tf1", "sonnet")
+#: The optimizer families whose optimizers have `iterations`.
+COUNTING = FAMILIES[:3]
 #: The optimizer families in which a sparse gradient changes the momentum of only the rows that it contains.
 LAZY = ("tf_keras_legacy", "tf1", "sonnet")
 INNER = ("sgd", "momentum", "adam")
@@ -24,7 +26,8 @@ INNER = ("sgd", "momentum", "adam")
 AVERAGING = FAMILIES[:2]
 #: The ways to run a custom training loop. "mirrored" means under MirroredStrategy.
 MODES = ("function", "compiled", "eager", "mirrored")
-RATE, MOMENTUM, ADAM = 0.0625, 0.75, {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.0625}
+#: The last is Adam's two decay rates and epsilon.
+RATE, MOMENTUM, ADAM = 0.0625, 0.75, (0.5, 0.75, 0.0625)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 #: `UNSCALED` and `SCALED` list the ways in which a training loop can call the optimizer. With `UNSCALED`, the optimizer
 #: receives unscaled gradients, as in TensorFlow 2. With `SCALED`, it receives scaled gradients, as in Keras 3.
@@ -36,6 +39,31 @@ BAD = ("nan", "inf", "-inf", "huge")
 
 # Maps each dtype to the largest loss scale that a program uses. Larger scales have subnormal inverses.
 LARGEST_SCALE = {"float32": 2.0**126, "float64": 2.0**126, "bfloat16": 2.0**126, "float16": 2.0**14}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """The arguments of a `LossScaleOptimizer`."""
+
+    initial_scale: float = 1024.0
+    growth_steps: int = 2
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    hysteresis: int = 1
+    min_scale: float = 1.0
+    max_scale: float | None = None
+    dynamic: bool = True
+
+    def arguments(self):
+        """Return the keyword arguments of a loss scale optimizer, without those that only this package has if unset."""
+        if not self.dynamic:
+            return {"dynamic": False, "initial_scale": self.initial_scale}
+        set_here = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "growth_steps" and getattr(self, field.name) != field.default
+        }
+        return {**set_here, "initial_scale": self.initial_scale, "dynamic_growth_steps": self.growth_steps}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +138,20 @@ class Program:
 
     def gradients(self, step):
         """Return the gradients and the sparse gradient's row indices. Axis 0 of each array indexes the replicas."""
-        loop, random = self.loops[step.loop], np.random.default_rng(step.seed)
+        # All versions of Python generate the same numbers from a seed; the versions of NumPy may differ.
+        loop, random = self.loops[step.loop], random_lib.Random(step.seed)
+
+        def integers(low, high, *shape):
+            drawn = [low + int(random.random() * (high - low)) for _ in range(math.prod(shape))]
+            return np.array(drawn).reshape(shape)
+
         shapes = [(ROWS, 3) if i == 1 and loop.sparse else shape for i, shape in enumerate(SHAPES[: len(self.dtypes)])]
-        found = [np.float32(random.integers(-32, 33, (self.replicas, *shape)) / 16) for shape in shapes]
-        rows = random.integers(0, 4, (self.replicas, ROWS))
+        found = [np.float32(integers(-32, 33, self.replicas, *shape) / 16) for shape in shapes]
+        rows = integers(0, 4, self.replicas, ROWS)
         if step.bad:
             used = [gradient for i, gradient in enumerate(found) if i != loop.missing]
-            victim = used[random.integers(len(used))]
-            victim.flat[random.integers(victim.size)] = self.huge if step.bad == "huge" else np.float32(step.bad)
+            victim = used[integers(0, len(used), 1)[0]]
+            victim.flat[integers(0, victim.size, 1)[0]] = self.huge if step.bad == "huge" else np.float32(step.bad)
         return found, rows
 
     @property

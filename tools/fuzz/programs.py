@@ -2,8 +2,7 @@
 
 import hypothesis.strategies as st
 
-from tools.fuzz.changes import CHANGES
-from tools.fuzz.model import Rules
+from tools.fuzz.changes import CHANGES, NOT_COMPILED
 from tools.fuzz.program import (
     AVERAGING,
     BAD,
@@ -17,6 +16,7 @@ from tools.fuzz.program import (
     UNSCALED,
     Loop,
     Program,
+    Rules,
     Step,
 )
 
@@ -66,7 +66,7 @@ def _dtypes(draw, program):
 def _loops(draw, program, of=None):
     function, mirrored = program["mode"] in ("function", "compiled"), program["mode"] == "mirrored"
     variables = len(program["dtypes"])
-    changes = [name for name, change in CHANGES.items() if change.compiled or program["mode"] != "compiled"]
+    changes = [name for name in CHANGES if name not in NOT_COMPILED or program["mode"] != "compiled"]
     calls = draw(st.sampled_from(of or [*UNSCALED[: 3 if mirrored else 4], *SCALED]))
     if program["family"] in ("tf1", "sonnet") and calls in ("apply_gradients",):
         calls = "apply"
@@ -75,11 +75,9 @@ def _loops(draw, program, of=None):
     # XLA does not support momentum updates of individual rows.
     rows_alone = program["inner"] == "momentum" and program["family"] in LAZY
     sparse = variables > 1 and calls != "two_functions" and not (rows_alone and program["mode"] == "compiled")
-    # Keras 3's Adam squares the rows of a sparse gradient before it sums rows with the same index.
-    squares_rows = program["inner"] == "adam" and program["family"] == "keras3"
     # TensorFlow's collective operations cannot gather sparse bfloat16 gradients.
     gathered = program["mode"] == "mirrored" and "bfloat16" in program["dtypes"]
-    sparse = sparse and not squares_rows and not gathered and draw(st.booleans())
+    sparse = sparse and not gathered and draw(st.booleans())
     # XLA rounds to half precision less often than eager mode, so fewer gradients overflow.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
