@@ -69,6 +69,31 @@ def test_gradients_that_the_caller_changed_or_scale_inside_unscaled_count_times_
     assert counts_of(optimizer)["weight"] == {column(4): 1, column(5): 1}
 
 
+@pytest.mark.parametrize("mode", ["eager", "function", "compiled"])
+@pytest.mark.parametrize("contract", ["get_unscaled_gradients", "apply"])
+def test_two_updates_of_one_scaled_loss_are_counted_with_the_scale_of_that_loss(contract, mode):
+    first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+    optimizer = counting(FAMILIES[2].sgd(), dynamic_growth_steps=1)
+
+    def step():
+        with tf.GradientTape() as tape:
+            scale = optimizer.scale_loss if contract == "apply" else optimizer.get_scaled_loss
+            scaled = scale(first + second)
+        gradients = tape.gradient(scaled, [first, second])
+        if contract == "apply":
+            for gradient, variable in zip(gradients, (first, second)):
+                optimizer.apply([gradient], [variable])
+        else:
+            for gradient, variable in zip(optimizer.get_unscaled_gradients(gradients), (first, second)):
+                optimizer.apply_gradients([(gradient, variable)])
+
+    traced = {"function": tf.function(step), "compiled": tf.function(step, jit_compile=True)}
+    traced.get(mode, step)()
+    assert float(optimizer.loss_scale) == 32.0
+    assert counts_of(optimizer) == {"second": {column(3): 1}}
+    assert optimizer.precision_report().counts.scale == 8.0
+
+
 def test_sparse_missing_and_wide_gradients_are_counted():
     table, unused = tf.Variable(tf.zeros([3, 2]), name="table"), tf.Variable(1.0, name="unused")
     wide = tf.Variable([1.0], dtype=tf.float64, name="wide")

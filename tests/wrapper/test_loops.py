@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
-RATE, STEPS = 0.5, 3
+RATE, STEPS, SHARES = 0.5, 3, [[0.25, 0.5], [0.25]]
 WAYS = {"eager": lambda step: step, "function": tf.function}
 WIDE = pytest.mark.wide("takes the same loop with another family")
 
@@ -124,6 +124,10 @@ ONE_FUNCTION = {
     "tensorflow_2_with_clipping": lambda loop: loop.update(tf.clip_by_global_norm(loop.unscaled(), 100.0)[0]),
     "keras_3_apply": lambda loop: loop.optimizer.apply(loop.scaled_gradients("scale_loss"), loop.weights),
     "keras_3_apply_gradients": lambda loop: loop.update(loop.scaled_gradients("scale_loss")),
+    "a_ragged_loss": lambda loop: loop.update(loop.unscaled(tf.ragged.constant(SHARES))),
+    "a_ragged_loss_in_keras_3": lambda loop: loop.update(
+        loop.scaled_gradients("scale_loss", tf.ragged.constant(SHARES))
+    ),
     "minimize": lambda loop: loop.optimizer.minimize(loop.loss, var_list=loop.weights),
     "accumulate_unscaled": lambda loop: loop.update(loop.accumulated(lambda: loop.unscaled(0.5))),
     "accumulate_scaled": lambda loop: loop.update(

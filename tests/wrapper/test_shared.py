@@ -135,3 +135,19 @@ def test_gradients_that_are_summed_and_gradients_that_are_not_step_together():
 
     strategy.run(step, (tf.constant(1.0),))
     assert [weight.numpy().item() for weight in weights] == [7.0, 7.5]
+
+
+def test_one_scaled_loss_of_two_optimizers_warns_of_nothing(warnings):
+    shared, weights = SharedLossScale(64), [tf.Variable(1.0), tf.Variable(1.0)]
+    optimizers = pair(FAMILIES[0], shared)
+    with shared.together():
+        with tf.GradientTape() as tape:
+            loss = optimizers[0].get_scaled_loss(weights[0] + weights[1])
+        for optimizer, weight, gradient in zip(optimizers, weights, tape.gradient(loss, weights)):
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([gradient]), [weight]))
+    assert [float(weight) for weight in weights] == [0.5, 0.5]
+    assert not warnings
+    (forgetful, weight) = LossScaleOptimizer(FAMILIES[0].sgd(), loss_scale=shared), weights[0]
+    with shared.together():
+        forgetful.apply_gradients([(tf.constant(1.0), weight)])
+    assert "You forgot to call LossScaleOptimizer.get_unscaled_gradients()" in warnings[0]

@@ -16,7 +16,9 @@ _SMALL = 2**13
 def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
     """Multiply a floating-point tensor, or a nested structure of them, by a float32 scale, in the loss's own dtype."""
 
-    def scaled(part: Any) -> tf.Tensor:
+    def scaled(part: Any) -> Any:
+        if isinstance(part, tf.RaggedTensor):
+            return part.with_flat_values(scaled(part.flat_values))
         part = tf.convert_to_tensor(part)
         if not part.dtype.is_floating:
             raise TypeError(

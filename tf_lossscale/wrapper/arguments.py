@@ -10,9 +10,10 @@ from tf_lossscale import errors
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
-from tf_lossscale.core.rules import Rules
+from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.diagnosis.exponents import EVERY, Exponents
 from tf_lossscale.diagnosis.overflow import Diagnosis
+from tf_lossscale.wrapper.stall import PATIENCE, Stall
 
 #: The scale that a dynamic loss scale starts with, unless `initial_scale` is passed.
 DEFAULT_SCALE = 2.0**15
@@ -48,6 +49,12 @@ def loss_scale(
             f'"dynamic_growth_steps" must be None if "dynamic" is False, but got: {growth_steps!r}. '
             "A fixed scale does not grow."
         )
+    for name in rules:
+        if getattr(checked, name) != KEYWORDS[name]:
+            raise ValueError(
+                f"`{name}` must be left out if `dynamic` is False, but got: {rules[name]!r}. A fixed scale does not "
+                "change."
+            )
     return FixedLossScale(initial_scale, bool(skip_nonfinite))
 
 
@@ -154,6 +161,17 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
             "gradients. Pass skip_nonfinite=True or dynamic=True."
         )
     return Diagnosis(), None
+
+
+def stall(on_stall: Any, steps: Any, loss_scale: LossScale) -> Stall:
+    """Create the object that reports stalls."""
+    created = Stall(on_stall, steps)
+    if not loss_scale.may_skip and (created.action != "warn" or created.steps != PATIENCE):
+        raise ValueError(
+            "`on_stall` and `stall_steps` must be left out with a fixed scale that never skips a step, because such "
+            "training never stalls. To skip steps with non-finite gradients, pass skip_nonfinite=True."
+        )
+    return created
 
 
 def require_jit_compile(jit_compile: Any) -> None:

@@ -33,6 +33,7 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.loss_scale import FixedLossScale
+from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.wrapper.marks import Mark, have_been_unscaled, is_scaled, marks_of
 
 _FACTORS = "_factors_of_tf_lossscale"
@@ -173,7 +174,9 @@ class Contract:
         """
         marks = marks_of(gradients, loss_scale)
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
-        needed = ("get_scaled_loss", "get_unscaled_gradients")
+        # Another optimizer with the same loss scale may have scaled the loss.
+        shared = isinstance(loss_scale, SharedLossScale)
+        needed = ("get_unscaled_gradients",) if shared else ("get_scaled_loss", "get_unscaled_gradients")
         forgotten = [f"LossScaleOptimizer.{name}()" for name in needed if name not in self._ever]
         if forgotten and "scale_loss" not in self._ever and not _needs_no_calls(marks, loss_scale):
             self._warn(

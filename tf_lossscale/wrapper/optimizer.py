@@ -21,7 +21,7 @@ from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.saving import Configurable
 from tf_lossscale.wrapper.scaling import Scaling
-from tf_lossscale.wrapper.stall import PATIENCE, Stall
+from tf_lossscale.wrapper.stall import PATIENCE
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Optimizer, Scalar, Variable
@@ -75,8 +75,8 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         initial_scale: the scale at the start, above 0. The default is 2**15; the argument is required if `dynamic` is
             False. Prefer a scale that is too high: it is lowered within a few steps, whereas a scale that is too low
             takes thousands of steps to grow.
-        dynamic_growth_steps: the number of finite steps in a row after which the scale grows. The default is 2000; the
-            argument is not allowed if `dynamic` is False.
+        dynamic_growth_steps: the number of finite steps in a row after which the scale grows. The default is 2000. This
+            argument and those from `growth_factor` to `max_scale` are not allowed if `dynamic` is False.
         skip_nonfinite: whether a step is skipped if a gradient is infinite or NaN. The default is the value of
             `dynamic`. To skip such steps without scaling the loss, for example in float32 or bfloat16, pass
             `dynamic=False, initial_scale=1, skip_nonfinite=True`.
@@ -88,7 +88,8 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         on_stall: what happens in a stall, which means `stall_steps` skipped steps in a row: "warn", "raise", or a
             function that is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once, in the last of these steps. If XLA compiles
-            the step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`.
+            the step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`. `on_stall`
+            and `stall_steps` are not allowed with a fixed scale that never skips a step.
         stall_steps: the number of skipped steps in a row that count as a stall.
         diagnose: True to record the variables whose gradients overflow, for `overflow_report`, and the norm of all
             gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
@@ -176,7 +177,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        stall = Stall(on_stall, stall_steps)
+        stall = arguments.stall(on_stall, stall_steps, scale)
         diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, scale)
         arguments.require_jit_compile(jit_compile)
         family = wrapper_class._family_class(inner_optimizer)

@@ -234,12 +234,13 @@ class Observable(Parts):
                 'diagnose="exponents", or count in a run without a mesh.'
             )
 
-        def as_scaled() -> list[Any]:
-            if scaled:
-                return gradients
-            return [arithmetic.multiplied(gradient, self._current_factor()) for gradient in gradients]
+        def factor() -> tf.Tensor:
+            return self._contract.factor(self._current_factor)
 
-        return self._exponents.record(lambda: names_of(variables), as_scaled, self._current_factor)
+        def as_scaled() -> list[Any]:
+            return gradients if scaled else [arithmetic.multiplied(gradient, factor()) for gradient in gradients]
+
+        return self._exponents.record(lambda: names_of(variables), as_scaled, factor)
 
     def _observer(self, variables: list[Any]) -> Callable[..., Any]:
         """Return a function that is called at the end of each step, for the diagnosis and for stalls in eager mode."""

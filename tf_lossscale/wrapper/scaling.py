@@ -51,8 +51,8 @@ class Scaling(Parts):
         16.0
 
         Args:
-            loss: a floating-point tensor of any shape, a nested structure of such tensors, or a function without
-                arguments that returns either.
+            loss: a floating-point tensor of any shape, which may be ragged, a nested structure of such tensors, or a
+                function without arguments that returns either.
 
         Returns:
             The scaled loss, with the structure and dtype of `loss`. If `loss` is a function, the result is a function
@@ -83,8 +83,8 @@ class Scaling(Parts):
         16.0
 
         Args:
-            loss: a floating-point tensor of any shape, a nested structure of such tensors, or a function without
-                arguments that returns either.
+            loss: a floating-point tensor of any shape, which may be ragged, a nested structure of such tensors, or a
+                function without arguments that returns either.
 
         Returns:
             The scaled loss. A float16 or bfloat16 loss becomes float32, which can hold large scales.
@@ -315,5 +315,5 @@ def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> Non
 
 
 def _at_least_float32(loss: Any) -> Any:
-    loss = tf.convert_to_tensor(loss)
+    loss = loss if tf.is_tensor(loss) else tf.convert_to_tensor(loss)
     return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss
