@@ -27,19 +27,3 @@ def test_code_block_runs_and_says_nothing_unasked(block, tmp_path, monkeypatch):
     with seen() as what:
         exec(compile(block, str(script), "exec"), {"__name__": "__main__"})
     assert what.faults(MANY_MODELS) == []
-
-
-def test_the_readme_shows_the_loop_and_the_two_commands_first():
-    first = (ROOT / "README.md").read_text().split("\n## ")[0]
-    assert "optimizer.get_scaled_loss(loss)" in first
-    assert "make demo" in first
-    assert "make test" in first
-
-
-def test_links_between_documents_lead_somewhere():
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+\.md)\)", path.read_text()):
-            page = path.parent / target
-            if page.parent == ROOT / "docs" / "notebooks":  # made of a notebook when the site is built
-                page = ROOT / "examples" / f"{page.stem}.ipynb"
-            assert page.exists(), (path.name, target)
