@@ -25,26 +25,20 @@ def trained(minimize, optimizer, **kwargs):
     return [leaf.numpy() for leaf in tf.nest.flatten(trace)] + [x.numpy()]
 
 
-def assert_same(one, other, tolerance=0):
-    for a, b in zip(one, other, strict=True):
-        numerics.assert_close(a, b, tolerance)
-
-
 def scaled(loss_fn, num_steps, optimizer, **kwargs):
     """`tfp.math.minimize`, as docs/recipes/probability.md calls it."""
     return tfp.math.minimize(optimizer.scale_inside(loss_fn), num_steps, optimizer, **kwargs)
 
 
-@pytest.mark.table("keras3", every=1)
+@pytest.mark.table("keras3", "VariationalSGD", every=1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_in_float32_every_number_is_that_of_tensorflow_probability(name):
     make = OPTIMIZERS[name]
     expected = trained(tfp.math.minimize, make())
     for minimize in (scaled, tfp.math.minimize):
-        assert_same(trained(minimize, tf_lossscale.LossScaleOptimizer(make())), expected)
-
-
-# What float16 loses. ----------------------------------------------------------------------------------------------
+        found = trained(minimize, tf_lossscale.LossScaleOptimizer(make()))
+        for a, b in zip(found, expected, strict=True):
+            numerics.assert_close(a, b, 0)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -88,40 +82,3 @@ def test_a_step_that_overflows_is_skipped_and_traced(jit_compile):
     assert x.numpy() == 2.0**60
     assert optimizer.loss_scale.numpy() == 2.0**64
     assert optimizer.dynamic_counter.numpy() == 2
-
-
-# TensorFlow Probability's arguments. --------------------------------------------------------------------------------
-
-
-def test_the_convergence_criterion_sees_unscaled_numbers_and_stops_at_the_same_step():
-    def run(minimize, wrap):
-        x = tf.Variable([0.0, 3.0])
-        criterion = tfp.optimizer.convergence_criteria.LossNotDecreasing(atol=0.01, min_num_steps=4)
-        return minimize(
-            lambda: (x - 5.0) ** 2,
-            num_steps=80,
-            optimizer=wrap(tf.keras.optimizers.SGD(0.2)),
-            convergence_criterion=criterion,
-            trace_fn=lambda q: (*everything(q), q.convergence_criterion_state.average_decrease_in_loss),
-            return_full_length_trace=False,
-            batch_convergence_reduce_fn=tf.reduce_any,
-        )
-
-    expected = tf.nest.flatten(run(tfp.math.minimize, lambda inner: inner))
-    assert 4 < expected[0].shape[0] < 80
-    assert_same(tf.nest.flatten(run(scaled, tf_lossscale.LossScaleOptimizer)), expected)
-
-
-def test_only_the_named_variables_are_trained_and_seeds_reach_the_loss():
-    def run(minimize, wrap):
-        x, y = tf.Variable(1.0), tf.Variable(1.0)
-
-        def loss(seed=None):
-            return (x - tf.random.stateless_normal([], seed)) ** 2 * y
-
-        optimizer = wrap(tf.keras.optimizers.SGD(0.1))
-        return minimize(loss, 4, optimizer, trainable_variables=[x], seed=(5, 6)), x.numpy(), y.numpy()
-
-    expected = run(tfp.math.minimize, lambda inner: inner)
-    assert expected[2] == 1.0
-    assert_same(run(scaled, tf_lossscale.LossScaleOptimizer), expected)
