@@ -1,13 +1,12 @@
 """compile and fit, the guide's loop, callbacks and saving, in Keras 3 and tf_keras."""
 
-import functools
 import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import numerics, strategies
+from tests import strategies
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -64,64 +63,6 @@ def test_fit_equals_fit_with_the_librarys_own_wrapper(family):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-def dense_model(family, weights=None):
-    """The guide's model, small; in mixed_float16 but for the last layer, as the guide has it."""
-    layers = family.keras.layers
-    inputs = family.keras.Input(shape=(4,))
-    x = layers.Dense(16, activation="relu", name="dense_1")(inputs)
-    x = layers.Dense(16, activation="relu", name="dense_2")(x)
-    x = layers.Dense(3, name="dense_logits")(x)
-    outputs = layers.Activation("softmax", dtype="float32", name="predictions")(x)
-    model = family.keras.Model(inputs=inputs, outputs=outputs)
-    assert model.layers[1].compute_dtype == "float16"
-    if weights is not None:
-        model.set_weights(weights)
-    return model
-
-
-def guide_loop(keras, model, optimizer, steps):
-    """The custom training loop of TensorFlow's mixed precision guide; yields the weights and the scale."""
-    loss_object = keras.losses.SparseCategoricalCrossentropy()
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(steps, 16, 4)).astype("float32")
-    dataset = tf.data.Dataset.from_tensor_slices((x, (x.argmax(axis=2) % 3).astype("int32")))
-
-    @tf.function
-    def train_step(x, y):
-        with tf.GradientTape() as tape:
-            predictions = model(x)
-            loss = loss_object(y, predictions)
-            scaled_loss = optimizer.get_scaled_loss(loss)
-        scaled_gradients = tape.gradient(scaled_loss, model.trainable_variables)
-        gradients = optimizer.get_unscaled_gradients(scaled_gradients)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return loss
-
-    for x, y in dataset:
-        train_step(x, y)
-        yield model.get_weights(), float(optimizer.loss_scale)
-
-
-@pytest.mark.table("keras3", every=1)
-@families
-def test_the_guides_loop_trains_step_by_step_as_tf_keras_did(family):
-    rng = np.random.default_rng(1)
-    weights = [rng.normal(size=w.shape).astype("float32") / 2 for w in dense_model(family).get_weights()]
-    original = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.25), initial_scale=2.0**17)
-    ours = LossScaleOptimizer(family.optimizers.SGD(0.25), initial_scale=2.0**17)
-    tf_keras_family = FAMILIES[1]
-    theirs = guide_loop(tf_keras, dense_model(tf_keras_family, weights), original, steps=20)
-    mine = guide_loop(family.keras, dense_model(family, weights), ours, steps=20)
-    scales = []
-    for step, ((expected, expected_scale), (got, scale)) in enumerate(zip(theirs, mine)):
-        assert scale == expected_scale, step
-        scales.append(scale)
-        for a, b in zip(expected, got):
-            np.testing.assert_array_equal(a, b, err_msg=f"step {step}")
-    assert scales[0] < 2.0**17, "the first steps overflow"
-    assert int(ours.skipped_steps) < 10
-
-
 @families
 def test_no_warning_comes_from_fit_or_compile(family, monkeypatch):
     seen = []
@@ -133,49 +74,6 @@ def test_no_warning_comes_from_fit_or_compile(family, monkeypatch):
         model.fit(*data(), verbose=0)
     assert not [w for w in caught if "loss" in str(w.message).lower() and "scale" in str(w.message).lower()]
     assert not seen
-
-
-@pytest.mark.wide("repeats fit with accumulation under XLA")
-def test_keras_3_with_accumulation_and_xla_fits_as_its_own_wrapper_does():
-    weights = []
-    for ours in (True, False):
-        model = model_of(KERAS3)
-        inner = KERAS3.optimizers.Adam(0.01, gradient_accumulation_steps=2, global_clipnorm=1.0)
-        wrap = LossScaleOptimizer if ours else KERAS3.optimizers.LossScaleOptimizer
-        model.compile(wrap(inner, initial_scale=64.0), "mse", jit_compile=True)
-        model.fit(*data(), batch_size=8, epochs=2, verbose=0, shuffle=False)
-        assert int(model.optimizer.inner_optimizer.iterations) == 8
-        weights.append(model.get_weights())
-    for a, b in zip(*weights):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@families
-def test_a_train_step_of_ones_own(family):
-    class Mine(family.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = family.keras.layers.Dense(1, dtype="float32")
-
-        def call(self, x):
-            return self.dense(x)
-
-        def train_step(self, batch):
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-                scaled = self.optimizer.get_scaled_loss(loss)
-            gradients = tape.gradient(scaled, self.trainable_variables)
-            gradients = self.optimizer.get_unscaled_gradients(gradients)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-            return {"loss": loss}
-
-    model = Mine()
-    model.compile(LossScaleOptimizer(family.adam()))
-    x, y = data()
-    before = np.mean((model(x) - y) ** 2)
-    model.fit(x, y, epochs=3, verbose=0)
-    assert np.mean((model(x) - y) ** 2) < before
 
 
 @families
@@ -206,59 +104,6 @@ def test_callbacks_that_look_into_the_optimizer_work_and_tensorboard_counts_iter
             for value in event.summary.value:
                 steps.setdefault(value.tag, []).append(event.step)
     assert steps["evaluation_loss_vs_iterations"] == [8, 16, 24]
-
-
-FORMATS = {"keras3": ["keras", "h5"], "tf_keras": ["keras", "h5", "tf"], "tf_keras_legacy": ["keras", "h5", "tf"]}
-
-
-@pytest.fixture(scope="module")
-def checkpointed(tmp_path_factory):
-    """Fits a model of a family once, with a callback for each format: the model, and where it is saved by format."""
-
-    @functools.cache
-    def fit(family):
-        model = model_of(family)
-        # Keras 3 does not find "mse" again in its own h5 files.
-        loss = family.keras.losses.MeanSquaredError()
-        model.compile(LossScaleOptimizer(family.adam(), dynamic_growth_steps=4), loss)
-        folder = tmp_path_factory.mktemp("checkpointed")
-        names = {"keras": "model.keras", "h5": "model.h5", "tf": "saved"}
-        paths = {kind: folder / names[kind] for kind in FORMATS[family.name]}
-        callbacks = [family.keras.callbacks.ModelCheckpoint(str(path)) for path in paths.values()]
-        model.fit(*data(), epochs=1, verbose=0, callbacks=callbacks)
-        return model, paths
-
-    return fit
-
-
-@pytest.mark.table("keras3-h5", every=7)
-@pytest.mark.parametrize(
-    ("family", "kind"), [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind in FORMATS[f.name]]
-)
-def test_models_are_checkpointed_in_every_format(family, kind, checkpointed, tmp_path):
-    model, paths = checkpointed(family)
-    path = paths[kind]
-    assert path.exists()
-    loaded = family.keras.models.load_model(str(path))
-    numerics.assert_close(*(each.predict(data(4)[0], verbose=0) for each in (loaded, model)), 1e-3)
-    weights = tmp_path / "model.weights.h5"
-    model.save_weights(str(weights))
-    model.load_weights(str(weights))
-
-
-def test_a_keras_file_keeps_scale_counter_and_slots_and_training_goes_on_the_same(tmp_path):
-    x, y = data()
-    model = model_of(KERAS3)
-    model.compile(LossScaleOptimizer(KERAS3.adam(), initial_scale=64.0, dynamic_growth_steps=5), "mse")
-    model.fit(x, y, batch_size=8, epochs=1, verbose=0, shuffle=False)
-    model.save(tmp_path / "model.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
-    assert float(loaded.optimizer.loss_scale) == float(model.optimizer.loss_scale) == 128.0
-    assert int(loaded.optimizer.dynamic_counter) == int(model.optimizer.dynamic_counter) == 3
-    for m in (model, loaded):
-        m.fit(x, y, batch_size=8, epochs=1, verbose=0, shuffle=False)
-    for a, b in zip(model.get_weights(), loaded.get_weights()):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_swap_ema_weights_works_with_the_wrapper():

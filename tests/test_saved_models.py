@@ -18,8 +18,9 @@ CASES = [pytest.param(f, kind, id=f"{f.name}-{kind}") for f in FAMILIES for kind
 
 
 def model_of(family, **kwargs):
-    layers = family.keras.layers
-    model = family.keras.Sequential([family.keras.Input((4,)), layers.Dense(3, activation="tanh"), layers.Dense(1)])
+    dense = family.keras.layers.Dense
+    half = dense(3, activation="tanh", dtype="mixed_float16")
+    model = family.keras.Sequential([family.keras.Input((4,)), half, dense(1, dtype="float32")])
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=256.0, dynamic_growth_steps=4, **kwargs)
     model.compile(optimizer, family.keras.losses.MeanSquaredError())
     return model
