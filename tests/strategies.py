@@ -66,6 +66,18 @@ def coordinator():
     return tf.distribute.coordinator.ClusterCoordinator(get("parameter_server"))
 
 
+def mine(values):
+    """Returns the calling replica's own one of some values."""
+    return tf.gather(values, tf.distribute.get_replica_context().replica_id_in_sync_group)
+
+
+def copies(variable, strategy):
+    """Returns the values of a variable on all replicas, as Python numbers or lists."""
+    of_tensorflow = isinstance(variable, (tf.Variable, tf.distribute.DistributedValues))
+    held = variable if of_tensorflow else variable.value
+    return [copy.numpy().tolist() for copy in strategy.experimental_local_results(held)]
+
+
 @contextlib.contextmanager
 def apart(strategy):
     """Has the replicas of a strategy unable to meet, as in a function that XLA compiles for several GPUs."""

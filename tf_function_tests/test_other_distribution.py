@@ -27,6 +27,13 @@ class TheirStrategy(tf.distribute.Strategy):
         super().__init__(MirroredExtended(self, ["cpu:0", "cpu:1"], cross_device_ops=reduction))
 
 
+def take_and_check(strategy, step, weight, expected):
+    """Has replica i take a step with the i-th gradient of each row; then every copy of the weight is as expected."""
+    for gradients, value in expected:
+        step(tf.constant(gradients))
+        assert strategies.copies(weight, strategy) == [value] * 2
+
+
 @families
 @compiled
 def test_a_strategy_of_others_is_taken_as_it_is(family, compiled):
@@ -35,17 +42,11 @@ def test_a_strategy_of_others_is_taken_as_it_is(family, compiled):
         weight = tf.Variable(1.0)
         optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
 
-    def replica(gradients):
-        mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-        loops.step(optimizer, lambda: weight * mine, [weight])
-
     def step(gradients):
-        strategy.run(replica, args=(gradients,))
+        strategy.run(lambda: loops.step(optimizer, lambda: weight * strategies.mine(gradients), [weight]))
 
     step = tf.function(step) if compiled else step
-    for gradients, expected in (([1.0, 2.0], -0.5), ([1.0, np.nan], -0.5), ([0.0, -1.0], 0.0)):
-        step(tf.constant(gradients))
-        assert [float(copy) for copy in strategy.experimental_local_results(weight)] == [expected] * 2
+    take_and_check(strategy, step, weight, [([1.0, 2.0], -0.5), ([1.0, np.nan], -0.5), ([0.0, -1.0], 0.0)])
     assert float(optimizer.loss_scale) == 4.0
 
 
@@ -53,32 +54,26 @@ class OtherProcess:
     """The other one of two processes: what it has for a gradient, which is averaged with ours."""
 
     def __init__(self):
-        self.gradient = tf.Variable(0.0)
+        self.gradient, self.averages = tf.Variable(0.0), 0
 
     def averaged(self, gradients):
+        self.averages += 1
         return [None if g is None else (g + self.gradient) / 2.0 for g in gradients]
+
+    def averaged_pairs(self, grads_and_vars):
+        gradients, variables = zip(*grads_and_vars)
+        return list(zip(self.averaged(gradients), variables))
 
 
 def distributed_optimizer(optimizer, other):
     """Returns an optimizer of a class made from that of `optimizer`, which averages where its library sums."""
 
-    class Averaging:
-        _HAS_AGGREGATE_GRAD = True
+    def averaged(self, grads_and_vars):
+        return other.averaged_pairs(grads_and_vars)
 
-        def _aggregate_gradients(self, grads_and_vars):
-            return self._averaged(grads_and_vars)
-
-        def aggregate_gradients(self, grads_and_vars):
-            return self._averaged(grads_and_vars)
-
-        def _averaged(self, grads_and_vars):
-            gradients, variables = zip(*grads_and_vars)
-            self.__dict__["aggregations"] = self.__dict__.get("aggregations", 0) + 1
-            return list(zip(other.averaged(gradients), variables))
-
-    members = {name: value for name, value in vars(Averaging).items() if name not in ("__dict__", "__weakref__")}
-    cls = type(optimizer.__class__)(optimizer.__class__.__name__, (optimizer.__class__,), members)
-    return cls.from_config(optimizer.get_config())
+    cls = type(optimizer)
+    members = {"_HAS_AGGREGATE_GRAD": True, "_aggregate_gradients": averaged, "aggregate_gradients": averaged}
+    return type(cls)(cls.__name__, (cls,), members).from_config(optimizer.get_config())
 
 
 class DistributedTape(tf.GradientTape):
@@ -92,47 +87,6 @@ class DistributedTape(tf.GradientTape):
         return self._other.averaged(super().gradient(*args, **kwargs))
 
 
-# (our gradient, the other's, what the weight is then, the scale)
-STEPS = [(1.0, 3.0, 0.0, 8.0), (np.inf, 1.0, 0.0, 4.0), (1.0, np.nan, 0.0, 2.0), (0.0, -2.0, 0.5, 2.0)]
-
-
-def take_steps(optimizer, other, compiled, new_tape=tf.GradientTape, in_loss_units=False):
-    """Takes STEPS; a process averages scaled gradients (a tape's) or unscaled ones (an optimizer's)."""
-    weight = tf.Variable(1.0)
-
-    def step(gradient):
-        with new_tape() as tape:
-            scaled = optimizer.get_scaled_loss(weight * gradient)
-        unscaled = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
-        optimizer.apply_gradients(zip(unscaled, [weight]))
-
-    step = tf.function(step) if compiled else step
-    for mine, theirs, expected, scale in STEPS:
-        other.gradient.assign(theirs * float(optimizer.loss_scale) if in_loss_units else theirs)
-        step(tf.constant(mine))
-        assert (weight.numpy(), float(optimizer.loss_scale)) == (expected, scale)
-    return weight
-
-
-@compiled
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
-def test_our_wrapper_around_a_distributed_optimizer_decides_by_the_average(family, compiled):
-    other = OtherProcess()
-    inner = distributed_optimizer(family.sgd(), other)
-    take_steps(LossScaleOptimizer(inner, initial_scale=8.0), other, compiled)
-    if not compiled:
-        assert inner.aggregations == len(STEPS)
-
-
-@compiled
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
-def test_a_distributed_optimizer_around_our_wrapper_decides_by_the_average(family, compiled):
-    other = OtherProcess()
-    optimizer = distributed_optimizer(LossScaleOptimizer(family.sgd(), initial_scale=8.0), other)
-    assert isinstance(optimizer, LossScaleOptimizer)
-    take_steps(optimizer, other, compiled)
-
-
 def horovods_optimizer(optimizer, other):
     """Returns an optimizer of a class as Horovod 0.28 makes it: it takes keywords, and averages what it computes."""
 
@@ -140,26 +94,56 @@ def horovods_optimizer(optimizer, other):
         super(type(self), self).__init__(**kwargs)
 
     def compute(self, *args, **kwargs):
-        pairs = getattr(super(type(self), self), method)(*args, **kwargs)
-        gradients, variables = zip(*pairs)
-        return list(zip(other.averaged(gradients), variables))
+        return other.averaged_pairs(getattr(super(type(self), self), method)(*args, **kwargs))
 
     method = "_compute_gradients" if hasattr(optimizer, "_compute_gradients") else "compute_gradients"
-    cls = type(optimizer.__class__.__name__, (optimizer.__class__,), {"__init__": init, method: compute})
+    cls = type(type(optimizer).__name__, (type(optimizer),), {"__init__": init, method: compute})
     return cls.from_config(optimizer.get_config())
 
 
+# (our gradient, the other's, what the weight is then, the scale)
+STEPS = [(1.0, 3.0, 0.0, 8.0), (np.inf, 1.0, 0.0, 4.0), (1.0, np.nan, 0.0, 2.0), (0.0, -2.0, 0.5, 2.0)]
+WAYS = {
+    "our wrapper around a distributed optimizer": lambda sgd, other: wrapped(distributed_optimizer(sgd, other)),
+    "a distributed optimizer around our wrapper": lambda sgd, other: distributed_optimizer(wrapped(sgd), other),
+    "a distributed tape": lambda sgd, other: wrapped(sgd),
+    "minimize with Horovod's optimizer inside": lambda sgd, other: wrapped(horovods_optimizer(sgd, other)),
+}
+
+
+def wrapped(optimizer):
+    return LossScaleOptimizer(optimizer, initial_scale=8.0)
+
+
 @compiled
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
-def test_minimize_with_horovods_optimizer_inside_decides_by_the_average(family, compiled):
+@pytest.mark.parametrize(
+    ("family", "way"),
+    # Keras 3's optimizers average nothing.
+    [(family, way) for family in FAMILIES for way in WAYS if family is not FAMILIES[0] or "tape" in way],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_average_over_the_processes_is_checked_and_applied(family, way, compiled):
     other, weight = OtherProcess(), tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(horovods_optimizer(family.sgd(), other), initial_scale=8.0)
-    step = lambda gradient: optimizer.minimize(lambda: weight * gradient, [weight])  # noqa: E731
+    optimizer = WAYS[way](family.sgd(), other)
+    assert isinstance(optimizer, LossScaleOptimizer)
+
+    def step(gradient):
+        if "minimize" in way:
+            optimizer.minimize(lambda: weight * gradient, [weight])
+            return
+        with DistributedTape(other) if "tape" in way else tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(weight * gradient)
+        unscaled = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+        optimizer.apply_gradients(zip(unscaled, [weight]))
+
     step = tf.function(step, autograph=False) if compiled else step
     for mine, theirs, expected, scale in STEPS:
-        other.gradient.assign(theirs * float(optimizer.loss_scale))
+        # A tape averages scaled gradients, and so does what computes them; an optimizer averages unscaled ones.
+        in_loss_units = "tape" in way or "minimize" in way
+        other.gradient.assign(theirs * float(optimizer.loss_scale) if in_loss_units else theirs)
         step(tf.constant(mine))
         assert (weight.numpy(), float(optimizer.loss_scale)) == (expected, scale)
+    assert compiled or other.averages == len(STEPS)
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
@@ -167,14 +151,6 @@ def test_horovods_optimizer_around_a_wrapper_is_a_type_error_as_with_the_origina
     for wrap in (family.keras.mixed_precision.LossScaleOptimizer, LossScaleOptimizer):
         with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
             horovods_optimizer(wrap(family.sgd()), OtherProcess())
-
-
-@compiled
-@families
-def test_a_distributed_tape_is_averaged_before_the_check(family, compiled):
-    other = OtherProcess()
-    optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
-    take_steps(optimizer, other, compiled, lambda: DistributedTape(other), in_loss_units=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
@@ -197,14 +173,19 @@ def test_fit_takes_a_distributed_optimizer(family):
 # Optimizers of others. ------------------------------------------------------------------------------------------------
 
 
-@families
-def test_an_inner_optimizer_may_take_fewer_arguments_than_its_library(family):
+def narrow(family):
+    """An optimizer that takes fewer arguments than those of its library."""
+
     class Narrow(family.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, name=None):
             return super().apply_gradients(grads_and_vars)
 
-    weight = tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(Narrow(0.5), initial_scale=8.0)
+    return wrapped(Narrow(0.5))
+
+
+@families
+def test_an_inner_optimizer_may_take_fewer_arguments_than_its_library(family):
+    weight, optimizer = tf.Variable(1.0), narrow(family)
     optimizer.minimize(lambda: weight * 1.0, [weight])
     optimizer.apply_gradients([(tf.constant(np.nan), weight)], experimental_aggregate_gradients=False)
     optimizer.apply_gradients([(tf.constant(1.0), weight)], skip_gradients_aggregation=True)
@@ -213,26 +194,15 @@ def test_an_inner_optimizer_may_take_fewer_arguments_than_its_library(family):
 
 @families
 def test_an_inner_optimizer_of_fewer_arguments_sums_once_over_replicas(family):
-    class Narrow(family.optimizers.SGD):
-        def apply_gradients(self, grads_and_vars, name=None):
-            return super().apply_gradients(grads_and_vars)
-
     strategy = strategies.get("mirrored_2")
     with strategy.scope():
-        weight = tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(Narrow(0.5), initial_scale=8.0)
+        weight, optimizer = tf.Variable(1.0), narrow(family)
 
     @tf.function
     def step(gradients):
-        def replica():
-            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            optimizer.minimize(lambda: weight * mine, [weight])
+        strategy.run(lambda: optimizer.minimize(lambda: weight * strategies.mine(gradients), [weight]))
 
-        strategy.run(replica)
-
-    for gradients, expected in (([1.0, 2.0], -0.5), ([np.nan, 2.0], -0.5), ([0.0, 1.0], -1.0)):
-        step(tf.constant(gradients))
-        assert [float(copy) for copy in strategy.experimental_local_results(weight)] == [expected] * 2
+    take_and_check(strategy, step, weight, [([1.0, 2.0], -0.5), ([np.nan, 2.0], -0.5), ([0.0, 1.0], -1.0)])
 
 
 class Parts(tf_keras.optimizers.legacy.Optimizer):
@@ -253,68 +223,47 @@ class Parts(tf_keras.optimizers.legacy.Optimizer):
         return self.iterations.assign_add(1)
 
 
-def parts_of_tf_keras():
-    legacy = tf_keras.optimizers.legacy
-    return Parts([legacy.SGD(0.5), legacy.Adam(0.25)])
+def multi_optimizer(first, second):
+    """Keras 3's optimizer of two parts. The second one trains variables named "second"."""
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(first, {"second": second}))
 
 
-def parts_of_keras_3():
-    optimizers = keras.optimizers
-    return optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.5), {"second": optimizers.Adam(0.25)}))
-
-
-@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
 def test_parts_of_a_multi_optimizer_that_were_created_before_the_strategy_train_under_it():
-    optimizers, strategy = keras.optimizers, strategies.get("mirrored_2")
-    parts = optimizers.SGD(0.5), optimizers.SGD(0.25)
+    parts, strategy = [keras.optimizers.SGD(rate) for rate in (0.5, 0.25)], strategies.get("mirrored_2")
     with strategy.scope():
-        variables = [keras.Variable([1.0], name="first"), keras.Variable([1.0], name="second")]
-        multi = optimizers.MultiOptimizer(optimizers.OptimizerMap(parts[0], {"second": parts[1]}))
-        optimizer = LossScaleOptimizer(multi, initial_scale=8.0)
-
-    def replica():
-        optimizer.minimize(lambda: tf.reduce_sum(variables[0] + variables[1]), variables)
-
+        variables = [keras.Variable([1.0], name=name) for name in ("first", "second")]
+        optimizer = wrapped(multi_optimizer(*parts))
+    step = tf.function(lambda: strategy.run(lambda: optimizer.minimize(lambda: tf.add_n(variables), variables)))
     for _ in range(2):
-        tf.function(lambda: strategy.run(replica))()
-    for copies in map(strategy.experimental_local_results, (part._iterations.value for part in parts)):
-        assert [int(copy) for copy in copies] == [2, 2]
+        step()
+    assert [strategies.copies(part._iterations, strategy) for part in parts] == [[2, 2], [2, 2]]
     assert [float(variable[0]) for variable in variables] == [-1.0, 0.0]
 
 
-@pytest.mark.parametrize("make", [parts_of_tf_keras, parts_of_keras_3])
-def test_optimizers_of_parts_are_skipped_together_on_all_replicas(make):
-    if make is parts_of_keras_3 and not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("this Keras has no MultiOptimizer")
-    strategy = strategies.get("mirrored_2")
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=lambda library: library.__name__)
+def test_optimizers_of_parts_are_skipped_together_on_all_replicas(library):
+    strategy, parts = strategies.get("mirrored_2"), lambda sgd: [sgd(0.5), sgd(0.25)]
     with strategy.scope():
-        new = keras.Variable if make is parts_of_keras_3 else tf.Variable
-        variables = [new([1.0], name="first"), new([1.0], name="second")]
-        optimizer = LossScaleOptimizer(make(), initial_scale=8.0)
-
-    def values():
-        held = [getattr(v, "value", v) if make is parts_of_keras_3 else v for v in variables]
-        return [[float(copy[0]) for copy in strategy.experimental_local_results(v)] for v in held]
+        make_variable = keras.Variable if library is keras else tf.Variable
+        variables = [make_variable([1.0], name=name) for name in ("first", "second")]
+        sgd = keras.optimizers.SGD if library is keras else tf_keras.optimizers.legacy.SGD
+        optimizer = wrapped(multi_optimizer(*parts(sgd)) if library is keras else Parts(parts(sgd)))
 
     @tf.function
     def step(gradients):
         def replica():
-            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            optimizer.get_scaled_loss(0.0)
-            unscaled = optimizer.get_unscaled_gradients([8.0 * mine[:1], 8.0 * mine[1:]])
-            optimizer.apply_gradients(zip(unscaled, variables))
+            mine = strategies.mine(gradients)
+            optimizer.apply_gradients(zip([mine[:1], mine[1:]], variables))
 
         strategy.run(replica)
 
-    step(tf.constant([[1.0, 1.0], [1.0, np.nan]]))
-    assert values() == [[1.0, 1.0], [1.0, 1.0]]
-    optimizer._loss_scale.current_loss_scale.assign(8.0)
-    step(tf.constant([[1.0, 1.0], [0.0, 1.0]]))
-    first, second = values()
-    assert first == [0.5, 0.5]
-    # The parts of Keras 3's MultiOptimizer count a skipped step, as it does itself: for Adam this is the second step.
-    rate = 0.25 * (1 - 0.999**2) ** 0.5 / (1 - 0.9**2) * 0.1 / 0.001**0.5 if make is parts_of_keras_3 else 0.25
-    np.testing.assert_allclose(second, [1 - rate, 1 - rate], rtol=1e-5)
+    for gradients, expected in (([1.0, np.nan], [1.0, 1.0]), ([0.0, 1.0], [0.5, 0.5])):
+        step(tf.constant([[1.0, 1.0], gradients]))
+        for variable, value in zip(variables, expected):
+            assert strategies.copies(variable, strategy) == [[value]] * 2
+    assert float(optimizer.loss_scale) == 4.0
 
 
 # One script for all devices. ------------------------------------------------------------------------------------------
