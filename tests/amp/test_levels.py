@@ -1,32 +1,29 @@
 """Which layers compute in half precision, against the recorded levels of MindSpore."""
 
 import copy
-import gzip
-import json
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
+from tests.amp.networks import of_tokens
+from tests.conformance import recordings
 from tf_lossscale import amp
 
 pytestmark = pytest.mark.wide("the levels in many kinds of layers")
 
-RECORDED = json.loads(
-    gzip.decompress((pathlib.Path(__file__).parents[1] / "conformance/data/mindspore_managers.json.gz").read_bytes())
-)["auto_mixed_precision"]
+RECORDED = recordings.load("mindspore_managers")["auto_mixed_precision"]
 
-LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
-
-# (level, layer) -> why the recorded dtype is not ours. Keras casts a layer's inputs when it is called, and a layer
+# (level, operation) -> why the recorded dtype is not ours. Keras casts a layer's inputs when it is called, and a layer
 # computes all of its operations in one dtype.
-DIFFERENCES = {
-    ("auto", "fc1", "BiasAdd"): "a Dense layer of Keras multiplies and adds its bias in one dtype",
-    ("auto", "fc2", "BiasAdd"): "the same",
-    ("auto", "fc3", "BiasAdd"): "the same",
-}
+DIFFERENCES = {("auto", "BiasAdd"): "a layer of Keras multiplies and adds its bias in one dtype"}
+
+
+def assert_as_recorded(network, level, model):
+    dtypes = {name: dtype.capitalize() for name, _, dtype, _ in amp.dtype_table(model)}
+    for layer, operation, dtype in RECORDED[f"{network} {level} float16 train"]["ok"]["compute_summary"]:
+        differs = (level, operation) in DIFFERENCES and layer != "fixed"
+        assert (dtypes[layer] != dtype) == differs, (layer, operation)
 
 
 def lenet(keras):
@@ -55,77 +52,19 @@ def lenet(keras):
 @pytest.mark.first
 @pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_each_layer_of_lenet_computes_in_the_recorded_dtype(library, level, built):
-    model = lenet(LIBRARIES[library])
+def test_each_layer_of_lenet_computes_in_the_recorded_dtype(keras, level, built):
+    model = lenet(keras)
     images = np.ones((2, 32, 32, 1), "float32")
     if built:
         model(images)
     assert amp.auto_mixed_precision(model, level) is model
     output = model(images)
-    dtypes = {layer.name: str(layer.compute_dtype).capitalize() for layer in model.layers}
-    for layer, operation, dtype in RECORDED[f"LeNet5 {level} float16 train"]["ok"]["compute_summary"]:
-        if (level, layer, operation) in DIFFERENCES:
-            assert dtypes[layer] != dtype, "no longer a difference: take it out of the table"
-        else:
-            assert dtypes[layer] == dtype, (layer, operation)
+    assert_as_recorded("LeNet5", level, model)
     assert output.dtype == model.layers[-1].compute_dtype
     assert {tf.as_dtype(v.dtype) for v in model.variables} == {tf.float32}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_half_precision_changes_the_numbers_a_little(library):
-    model = lenet(LIBRARIES[library])
-    images = np.random.default_rng(0).normal(size=(4, 32, 32, 1)).astype("float32")
-    full = np.asarray(amp.auto_mixed_precision(model, "O0")(images))
-    half = np.asarray(tf.cast(amp.auto_mixed_precision(model, "O2")(images), tf.float32))
-    assert 0 < np.abs(full - half).max() < 0.02
-    np.testing.assert_array_equal(np.asarray(amp.to_float(model, "float32")(images)), full)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_bfloat16_can_be_chosen(library):
-    model = amp.auto_mixed_precision(lenet(LIBRARIES[library]), "O2", dtype="bfloat16")
-    assert model.get_layer("fc1").compute_dtype == "bfloat16"
-    assert model.get_layer("bn1").compute_dtype == "float32"
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_layer_set_by_hand_stays_in_o1_and_auto_and_not_in_o2_and_o3(library):
-    for level, expected in (("O1", "float32"), ("auto", "float32"), ("O2", "float16"), ("O3", "float16")):
-        model = lenet(LIBRARIES[library])
-        amp.to_float(model.get_layer("fc1"), "float32")
-        amp.auto_mixed_precision(model, level)
-        assert model.get_layer("fc1").compute_dtype == expected, level
-
-
-@pytest.mark.first
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_level_o0_changes_nothing_and_o1_and_auto_change_only_what_they_name(library):
-    keras = LIBRARIES[library]
-    for level, expected in (("O0", "float32"), ("O1", "float16"), ("auto", "float16")):
-        layers = [keras.layers.BatchNormalization(dtype="mixed_float16"), keras.layers.Dense(3)]
-        model = keras.Sequential([*layers, amp.to_float(keras.layers.Softmax(), "bfloat16")])
-        amp.auto_mixed_precision(model, level)
-        assert [layer.compute_dtype for layer in model.layers] == ["float16", expected, "bfloat16"], level
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_models_within_models_are_looked_into(library):
-    keras = LIBRARIES[library]
-    inner = keras.Sequential([keras.layers.Dense(2, name="inner_dense"), keras.layers.BatchNormalization(name="norm")])
-    model = amp.auto_mixed_precision(keras.Sequential([inner, keras.layers.Dense(1, name="outer")]), "O2")
-    assert [row[:1] + row[2:] for row in amp.dtype_table(model)] == [
-        ("inner_dense", "float16", "float32"),
-        ("norm", "float32", "float32"),
-        ("outer", "float16", "float32"),
-    ]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_layer_with_an_attribute_layers_is_set_with_all_of_its_parts(library):
-    keras = LIBRARIES[library]
-
+def test_a_layer_with_an_attribute_layers_is_set_with_all_of_its_parts(keras):
     class Encoder(keras.layers.Layer):
         def __init__(self):
             super().__init__(name="encoder")
@@ -152,16 +91,6 @@ def test_a_layer_with_an_attribute_layers_is_set_with_all_of_its_parts(library):
     assert dtypes(model) == dict.fromkeys(names, "bfloat16")
     with pytest.raises(TypeError, match="must be a Keras model"):
         amp.auto_mixed_precision(encoder, "O2")
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_the_parts_of_a_layer_follow(library):
-    keras = LIBRARIES[library]
-    model = keras.Sequential([keras.layers.LSTM(3, name="lstm"), keras.layers.Dense(1, name="out")])
-    model(np.ones((2, 4, 3), "float32"))
-    amp.auto_mixed_precision(model, "O2")
-    assert [row[2] for row in amp.dtype_table(model)] == ["float16"] * 3
-    assert model(np.ones((2, 4, 3), "float32")).dtype == "float16"
 
 
 def recurrent(keras):
@@ -191,52 +120,16 @@ def recurrent(keras):
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_the_states_of_a_recurrent_layer_have_one_dtype(library, level):
-    for layer, in_half in recurrent(LIBRARIES[library]):
-        model = amp.auto_mixed_precision(LIBRARIES[library].Sequential([layer]), level)
+def test_the_states_of_a_recurrent_layer_have_one_dtype(keras, level):
+    for layer, in_half in recurrent(keras):
+        model = amp.auto_mixed_precision(keras.Sequential([layer]), level)
         assert np.isfinite(model(np.ones((2, 4, 3), "float32")).numpy()).all()
         dtypes = {row[0]: row[2] for row in amp.dtype_table(model) if "cell" in row[0]}
         assert set(dtypes.values()) == {"float16" if in_half or level == "O2" else "float32"}, dtypes
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_layers_of_many_parts_and_constants_compute_at_every_level(library, level):
-    keras = LIBRARIES[library]
-
-    class Attending(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.attention = keras.layers.MultiHeadAttention(2, 3)
-
-        def call(self, values):
-            return self.attention(values, values)
-
-    inputs = keras.Input((5, 6))
-    model = keras.Model(inputs, Attending()(keras.layers.Normalization(mean=1.0, variance=4.0)(inputs)))
-    values = np.random.default_rng(0).normal(size=(2, 5, 6)).astype("float32")
-    full = model(values).numpy()
-    half = amp.auto_mixed_precision(model, level)(values)
-    np.testing.assert_allclose(half.numpy().astype("float32"), full, atol=2e-2)
-    assert {row[2] for row in amp.dtype_table(model) if "attention" in row[0]} == {"float16"}
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_layer_set_by_hand_is_set_with_its_parts(library):
-    keras = LIBRARIES[library]
-    layer = amp.to_float(keras.layers.LSTM(2), "float16")
-    assert layer.cell.compute_dtype == "float16"
-    amp.to_float(layer, "float32")
-    model = amp.auto_mixed_precision(keras.Sequential([layer, keras.layers.Dense(1)]), "O1")
-    assert [row[2] for row in amp.dtype_table(model)] == ["float32", "float32", "float16"]
-
-
 @pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_every_normalization_and_variables_of_the_model_itself_compute_in_half(library, built):
-    keras = LIBRARIES[library]
-
+def test_every_normalization_and_variables_of_the_model_itself_compute_in_half(keras, built):
     class Scaled(keras.Model):
         def __init__(self):
             super().__init__()
@@ -258,58 +151,59 @@ def test_every_normalization_and_variables_of_the_model_itself_compute_in_half(l
         assert {g.dtype for g in gradients} == {tf.float32}
 
 
-# A small network of MindSpore's recording: one layer of it was set to float32 by hand.
 @pytest.mark.parametrize("level", ["O0", "O2", "auto"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_each_layer_of_a_nested_network_computes_in_the_recorded_dtype(library, level):
-    keras = LIBRARIES[library]
+def test_each_layer_of_a_nested_network_computes_in_the_recorded_dtype(keras, level):
     layers = keras.layers
     body = [layers.Conv2D(4, 3, name="body.0"), layers.BatchNormalization(name="body.1"), layers.ReLU(name="body.2")]
     head = [layers.Flatten(), layers.LayerNormalization(name="ln"), layers.Dense(3, name="fc")]
-    model = keras.Sequential([keras.Sequential(body), *head, layers.Dense(2, name="fixed")])
-    amp.to_float(model.layers[-1], "float32")
-    amp.auto_mixed_precision(model, level)
+    fixed = amp.to_float(layers.Dense(2, name="fixed"), "float32")  # the recorded network had this layer set by hand
+    model = amp.auto_mixed_precision(keras.Sequential([keras.Sequential(body), *head, fixed]), level)
     assert model(np.ones((2, 6, 6, 1), "float32")).shape == (2, 2)
-    dtypes = {name: dtype.capitalize() for name, _, dtype, _ in amp.dtype_table(model)}
-    for layer, operation, dtype in RECORDED[f"SeqNet {level} float16 train"]["ok"]["compute_summary"]:
-        if not (level == "auto" and (layer, operation) in {("body.0", "BiasAdd"), ("fc", "BiasAdd")}):
-            assert dtypes[layer] == dtype, (layer, operation)
-
-
-def test_the_result_is_a_table():
-    table = amp.dtype_table(amp.auto_mixed_precision(lenet(tf.keras), "O2"))
-    assert table[1] == ("bn1", "BatchNormalization", "float32", "float32")
+    assert_as_recorded("SeqNet", level, model)
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("level", ["O4", "o1", 1, None])
-def test_an_unknown_level_is_a_value_error_and_changes_nothing(level):
-    model = lenet(tf.keras)
-    with pytest.raises(ValueError, match="is not supported"):
+def test_o0_o1_and_auto_leave_what_was_set_by_hand_and_o2_and_o3_do_not(keras):
+    for level, by_hand, norm, dense in (
+        ("O0", "bfloat16", "float16", "float32"),
+        ("O1", "bfloat16", "float16", "float16"),
+        ("auto", "bfloat16", "float16", "float16"),
+        ("O2", "float16", "float32", "float16"),
+        ("O3", "float16", "float16", "float16"),
+    ):
+        lstm, layers = amp.to_float(keras.layers.LSTM(2), "bfloat16"), keras.layers
+        model = keras.Sequential([lstm, layers.BatchNormalization(dtype="mixed_float16"), layers.Dense(3)])
         amp.auto_mixed_precision(model, level)
-    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+        assert [row[2] for row in amp.dtype_table(model)] == [by_hand, by_hand, norm, dense], level
+
+
+@pytest.mark.first
+def test_unknown_levels_and_dtypes_and_bad_networks_are_refused_and_change_nothing():
+    dense = tf.keras.layers.Dense(1)
+    model = tf.keras.Sequential([dense])
+    for level in ("O4", "o1", 1, None):
+        with pytest.raises(ValueError, match="is not supported"):
+            amp.auto_mixed_precision(model, level)
+    for dtype in ("int8", np.float64, 19, None, "x"):
+        with pytest.raises(ValueError, match="float32, float16, bfloat16"):
+            amp.to_float(dense, dtype)
+    with pytest.raises(ValueError, match="float16, bfloat16"):
+        amp.auto_mixed_precision(model, "O0", dtype="float32")
+    with pytest.raises(TypeError, match="must be a Keras model"):
+        amp.auto_mixed_precision(5, "auto")
+    with pytest.raises(TypeError, match="layer"):
+        amp.to_float(3, "float16")
+    assert dense.compute_dtype == "float32"
 
 
 def test_a_dtype_of_tensorflow_or_numpy_is_taken():
     for dtype in (tf.bfloat16, tf.bfloat16.as_numpy_dtype):
-        assert amp.to_float(tf.keras.layers.Dense(1), dtype).compute_dtype == "bfloat16"
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1), tf.keras.layers.LayerNormalization()])
+        amp.auto_mixed_precision(model, "O2", dtype=dtype)
+        assert [layer.compute_dtype for layer in model.layers] == ["bfloat16", "float32"]
+        assert model(tf.ones((1, 2))).dtype == "bfloat16"
     for dtype in (np.float16, np.dtype("float16"), tf.float16):
         assert amp.to_float(tf.keras.layers.Dense(1), dtype).compute_dtype == "float16"
-    model = amp.auto_mixed_precision(tf.keras.Sequential([tf.keras.layers.Dense(1)]), "O3", dtype=tf.float16)
-    assert model.layers[0].compute_dtype == "float16"
-
-
-@pytest.mark.first
-def test_bad_networks_and_dtypes_are_refused():
-    with pytest.raises(TypeError, match="must be a Keras model"):
-        amp.auto_mixed_precision(5, "auto")
-    with pytest.raises(ValueError, match="float16, bfloat16"):
-        amp.auto_mixed_precision(lenet(tf.keras), "O0", dtype="float32")
-    for dtype in ("int8", np.float64, 19, None, "x"):
-        with pytest.raises(ValueError, match="float32, float16, bfloat16"):
-            amp.to_float(tf.keras.layers.Dense(1), dtype)
-    with pytest.raises(TypeError, match="layer"):
-        amp.to_float(3, "float16")
 
 
 def transformer(keras):
@@ -328,7 +222,8 @@ def transformer(keras):
             out1 = self.layernorm1(inputs + self.att(inputs, inputs))
             return self.layernorm2(out1 + self.ffn(out1))
 
-    return keras.Sequential([layers.Dense(8), TransformerBlock(), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+    first = [layers.Normalization(mean=1.0, variance=4.0), layers.Dense(8)]
+    return keras.Sequential([*first, TransformerBlock(), layers.GlobalAveragePooling1D(), layers.Dense(1)])
 
 
 def residual(keras):
@@ -364,16 +259,40 @@ def states(keras):
     return States()
 
 
-@pytest.mark.parametrize("network", [transformer, residual, functional, states])
+def attention_of_tokens(keras):
+    return of_tokens(keras, lambda embedded: keras.layers.MultiHeadAttention(2, 4)(embedded, embedded))
+
+
+def model_of_ones_own(keras):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.recurrent = keras.layers.LSTM(3)
+
+        def call(self, inputs):
+            return self.recurrent(inputs)
+
+    return of_tokens(keras, lambda embedded: Own()(keras.layers.LayerNormalization()(embedded)))
+
+
+SEQUENCES = np.random.default_rng(0).normal(size=(4, 5, 6)).astype("float32")
+TOKENS = np.array([[1, 2, 0, 0], [3, 1, 2, 0]])
+# Network -> its input, and how far half precision may lie from float32. Of tokens, a mask that is lost shows.
+NETWORKS = {
+    **dict.fromkeys((transformer, residual, functional, states), (SEQUENCES, 5e-2)),
+    **dict.fromkeys((attention_of_tokens, model_of_ones_own), (TOKENS, 5e-3)),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_layers_in_half_precision_and_float32_are_added_in_a_network_of_ones_own(library, level, network):
-    keras = LIBRARIES[library]
-    model, x = network(keras), np.random.default_rng(0).normal(size=(4, 5, 6)).astype("float32")
+def test_a_network_of_ones_own_computes_at_every_level_and_as_before_after_the_way_back(keras, level, network):
+    model, (x, tolerance) = network(keras), NETWORKS[network]
     full = np.asarray(model(x))
     trained = amp.Model(model, "mse", keras.optimizers.SGD(0.0), amp_level=level)
-    np.testing.assert_allclose(trained.predict(x), full, atol=5e-2)
-    if level == "O1" or network is not functional:  # one in each library is enough: it takes seconds
+    np.testing.assert_allclose(trained.predict(x), full, atol=tolerance)
+    # One level of the functional network is enough in each library: it takes seconds.
+    if x is SEQUENCES and (level == "O1" or network is not functional):
         trained.train(1, tf.data.Dataset.from_tensors((x, np.zeros((4, 1), "float32"))))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.cast(model(x), tf.float32))
@@ -382,16 +301,6 @@ def test_layers_in_half_precision_and_float32_are_added_in_a_network_of_ones_own
     amp.auto_mixed_precision(model, "O1")  # whatever was set before
     model(x)
     np.testing.assert_array_equal(amp.to_float(model, "float32")(x), full)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_layers_return_the_dtype_that_the_recording_has(library):
-    layers = LIBRARIES[library].layers
-    for level, expected in (("O1", "float32"), ("auto", "float32"), ("O2", "float16"), ("O3", "float16")):
-        dense, norm = layers.Dense(2), layers.LayerNormalization()
-        amp.auto_mixed_precision(LIBRARIES[library].Sequential([dense, norm]), level)
-        assert dense(tf.ones((1, 2))).dtype == expected, level
-        assert norm(tf.ones((1, 2))).dtype == expected, level
 
 
 def test_a_copy_of_a_layer_computes_with_its_own_weights():
@@ -405,10 +314,7 @@ def test_a_copy_of_a_layer_computes_with_its_own_weights():
     assert [float(each(tf.ones((1, 1)))[0, 0]) for each in (dense, again)] == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_an_error_of_a_layer_that_mixes_dtypes_itself_names_the_layer_and_to_float_mends_it(library):
-    keras = LIBRARIES[library]
-
+def test_an_error_of_a_layer_that_mixes_dtypes_itself_names_the_layer_and_to_float_mends_it(keras):
     class Mixing(keras.layers.Layer):
         def call(self, x):
             return x + tf.ones_like(x, tf.float32)
@@ -427,10 +333,9 @@ def test_an_error_of_a_layer_that_mixes_dtypes_itself_names_the_layer_and_to_flo
     model.train(1, data)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("way", ["fit", "evaluate", "predict", "Model", "a layer of a Model", "cell"])
-def test_a_level_counts_for_a_model_that_has_already_run(library, way):
-    keras, seen = LIBRARIES[library], []
+def test_a_level_counts_for_a_model_that_has_already_run(keras, way):
+    seen = []
 
     class Noting(keras.layers.Layer):
         def call(self, x):
@@ -461,57 +366,14 @@ def test_a_level_counts_for_a_model_that_has_already_run(library, way):
         assert set(seen) == {dtype}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_normalization_layer_at_the_input_gets_values_that_half_precision_would_round(library):
-    keras = LIBRARIES[library]
+def test_a_normalization_layer_at_the_input_gets_values_that_half_precision_would_round(keras):
     mean = keras.initializers.Constant(2048.0)
     model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(moving_mean_initializer=mean)])
     amp.auto_mixed_precision(model, "O2")
     assert float(model(tf.constant([[2049.0]]))[0, 0]) == pytest.approx(1.0, rel=1e-2)  # float16 rounds 2049 to 2048
 
 
-TOKENS = np.array([[1, 2, 0, 0], [3, 1, 2, 0]])
-
-
-def attention_of_tokens(keras):
-    tokens = keras.Input((4,), dtype="int32")
-    embedded = keras.layers.Embedding(5, 4, mask_zero=True)(tokens)
-    return keras.Model(tokens, keras.layers.MultiHeadAttention(2, 4)(embedded, embedded))
-
-
-def model_of_ones_own(keras):
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.recurrent = keras.layers.LSTM(3)
-
-        def call(self, inputs):
-            return self.recurrent(inputs)
-
-    tokens = keras.Input((4,), dtype="int32")
-    embedded = keras.layers.Embedding(5, 4, mask_zero=True)(tokens)
-    return keras.Model(tokens, Own()(keras.layers.LayerNormalization()(embedded)))
-
-
-@pytest.mark.parametrize("network", [attention_of_tokens, model_of_ones_own])
-@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_padding_is_masked_at_every_level(library, level, network):
-    model = network(LIBRARIES[library])
-    random = np.random.RandomState(0)
-    model.set_weights([random.normal(0, 0.5, weight.shape) for weight in model.get_weights()])
-    expected = np.array(model(TOKENS))
-    amp.auto_mixed_precision(model, level)
-    np.testing.assert_allclose(np.array(model(TOKENS), "float32"), expected, atol=5e-3)
-    amp.to_float(model, "float32")
-    np.testing.assert_array_equal(np.array(model(TOKENS)), expected)
-
-
-@pytest.mark.parametrize("level", ["O2", "O3"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_constants_of_a_layer_are_as_before_after_the_way_back(library, level):
-    keras = LIBRARIES[library]
-
+def test_constants_of_a_layer_are_as_before_after_the_way_back(keras):
     class Own(keras.layers.Layer):
         def build(self, shape):
             self.constant = tf.constant([1.1, 2.2, 100000.0])
@@ -519,52 +381,40 @@ def test_constants_of_a_layer_are_as_before_after_the_way_back(library, level):
         def call(self, inputs):
             return inputs * tf.cast(self.constant, inputs.dtype)
 
-    model = keras.Sequential([keras.Input((3,)), Own()])
-    inputs = np.array([[1.0, 2.0, 3.0]], "float32")
-    expected = np.array(model(inputs))
-    amp.auto_mixed_precision(model, level)
-    assert np.isinf(model(inputs)[0, 2])
-    model.layers[-1].constant = new = tf.constant([3.3, 4.4, 5.5])  # as `Normalization.adapt` does
-    amp.auto_mixed_precision(model, level)
-    amp.to_float(model, "float32")
-    np.testing.assert_array_equal(np.array(model(inputs)), inputs * new)
-    model.layers[-1].constant = tf.constant([1.1, 2.2, 100000.0])
-    amp.auto_mixed_precision(model, level)
-    amp.to_float(model, "float32")
-    np.testing.assert_array_equal(np.array(model(inputs)), expected)
+    model, inputs = keras.Sequential([keras.Input((3,)), Own()]), np.array([[1.0, 2.0, 3.0]], "float32")
+    for constant in ([1.1, 2.2, 100000.0], [3.3, 4.4, 5.5], [1.1, 2.2, 100000.0]):
+        amp.auto_mixed_precision(model, "O2")
+        model.layers[-1].constant = tf.constant(constant)  # as `Normalization.adapt` does
+        amp.auto_mixed_precision(model, "O2")
+        assert np.isinf(model(inputs)[0, 2]) == (constant[2] == 100000.0)  # which is no float16
+        amp.to_float(model, "float32")
+        np.testing.assert_array_equal(np.array(model(inputs)), inputs * np.float32(constant))
 
 
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_a_quantized_layer_is_refused_and_nothing_is_changed(mode):
-    keras = tf.keras
-    layers = [
-        keras.layers.Dense(4, name="first"),
-        keras.layers.LayerNormalization(),
-        keras.layers.Dense(2, name="last"),
-    ]
-    model = keras.Sequential([keras.Input((3,)), *layers])
-    layers[-1].quantize(mode)
+    first, last = tf.keras.layers.Dense(4), tf.keras.layers.Dense(2, name="last")
+    model = tf.keras.Sequential([tf.keras.Input((3,)), first, tf.keras.layers.LayerNormalization(), last])
+    last.quantize(mode)
     x = np.ones((1, 3), "float32")
-    before, dtypes = np.asarray(model(x)), [layer.dtype_policy.name for layer in layers]
+    before, dtypes = np.asarray(model(x)), amp.dtype_table(model)
     for change in (
         lambda: amp.auto_mixed_precision(model, "O1"),
         lambda: amp.auto_mixed_precision(model, "O2"),
         lambda: amp.to_float(model, "float32"),
-        lambda: amp.to_float(layers[-1], "float16"),
+        lambda: amp.to_float(last, "float16"),
         lambda: amp.Model(model, "mse", "sgd", amp_level="O2"),
     ):
         with pytest.raises(ValueError, match=rf"'last' is quantized \({mode}\)"):
             change()
     amp.auto_mixed_precision(model, "O0")
-    assert [layer.dtype_policy.name for layer in layers] == dtypes
+    assert amp.dtype_table(model) == dtypes
     np.testing.assert_array_equal(model(x), before)
-    assert amp.to_float(layers[0], "float16").compute_dtype == "float16"
+    assert amp.to_float(first, "float16").compute_dtype == "float16"
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("level", ["O1", "auto"])
-def test_setting_a_level_again_restores_the_casts_of_a_loaded_model(library, level, tmp_path):
-    keras = LIBRARIES[library]
+def test_setting_a_level_again_restores_the_casts_of_a_loaded_model(keras, level, tmp_path):
     inputs = keras.Input((3,))
     output = keras.layers.Dense(4, kernel_initializer="ones")(inputs)
     model = amp.auto_mixed_precision(keras.Model(inputs, output * output), level)
