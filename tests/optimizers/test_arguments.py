@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.optimizers.recorded import PROBES, ones, plain, set_gradient
+from tests.optimizers.recorded import PROBES, ones, plain, set_gradient, step_of_ones
 
 NAMES = ["lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize"]
 
@@ -68,8 +68,7 @@ def test_arguments_are_taken_or_refused_as_recorded(make, probe):
 def test_a_learning_rate_in_a_tensor_with_one_element_is_that_number(make):
     variable = ones()
     optimizer = make([variable], lr=tf.constant([0.1]))
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     assert PROBES["Adafactor([p], lr=tensor([0.1]))"]["ok"]["lr"] == [np.float32(0.1)]
     np.testing.assert_allclose(variable, np.full([2, 3], 0.9), rtol=1e-6)
 
@@ -119,8 +118,7 @@ def test_a_parameter_that_is_given_twice_is_updated_once_with_a_warning(make):
     variable = ones()
     with pytest.warns(UserWarning, match="twice"):
         optimizer = make([variable, variable], lr=0.1)
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     np.testing.assert_allclose(variable, np.full([2, 3], 0.9), rtol=1e-6)
 
 
@@ -199,8 +197,7 @@ def test_a_group_that_does_not_fit_changes_nothing(make):
         with pytest.raises(error):
             optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 1
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     np.testing.assert_allclose(variable, np.full([2, 3], 0.9), rtol=1e-6)
 
 

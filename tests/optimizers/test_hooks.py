@@ -7,11 +7,10 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import tf_lossscale
 from tests import strategies
-from tests.optimizers.recorded import LIBRARIES, PROBES, ones, set_gradient
+from tests.optimizers.recorded import PROBES, ones, set_gradient, step_of_ones
 from tf_lossscale.optimizers import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 pytestmark = pytest.mark.wide("Adafactor's hooks in each way to take a step")
@@ -47,8 +46,7 @@ def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make
             handles.append(register(dict_hook(f"{name}_{when}_1")))
             handles.append(register(dict_hook(f"{name}_{when}_2_prepended"), prepend=True))
 
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     calls.append(["--- step(closure) ---"])
     optimizer.step(closure)
     calls.append(["--- step(closure=closure) ---"])
@@ -58,6 +56,8 @@ def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make
     calls.append(["--- load_state_dict ---"])
     optimizer.load_state_dict(state_dict)
     assert calls == PROBES["hook order"]["ok"]
+    assert str(inspect.signature(optimizer.step)).startswith("(closure: ")
+    assert inspect.signature(optimizer.step).parameters["closure"].default is None
 
     for handle in [*handles, *handles]:
         handle.remove()
@@ -110,21 +110,6 @@ def test_a_load_hook_that_writes_in_the_dict_is_heard_but_the_callers_dict_stays
     assert callers["param_groups"][0]["lr"] == 0.01
 
 
-def test_an_exception_in_a_pre_hook_stops_the_step(make):
-    assert PROBES["exception in a pre hook stops the step"]["ok"] == ["raised"]
-
-    def refuse(opt, args, kwargs):
-        raise OSError("no step today")
-
-    variable = ones()
-    optimizer = make([variable])
-    set_gradient(variable)
-    optimizer.register_step_pre_hook(refuse)
-    with pytest.raises(OSError, match="no step today"):
-        optimizer.step()
-    np.testing.assert_array_equal(variable, tf.ones([2, 3]))
-
-
 # One gradient of a loss that may overflow, applied in each way that LossScaleOptimizer knows.
 def minimize(optimizer, weight, factor):
     optimizer.minimize(lambda: weight[0] * factor, [weight])
@@ -164,8 +149,7 @@ def test_step_hooks_are_called_once_for_each_step_that_a_wrapper_applies(make, w
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_fit_calls_the_step_hooks_with_a_wrapper_and_without(make, wrapped):
-    keras = tf_keras if make is LIBRARIES["tf_keras"] else tf.keras
+def test_fit_calls_the_step_hooks_with_a_wrapper_and_without(make, keras, wrapped):
     inner, calls = make(), []
     inner.register_step_pre_hook(lambda *_: calls.append("pre"))
     inner.register_step_post_hook(lambda *_: calls.append("post"))
@@ -176,17 +160,6 @@ def test_fit_calls_the_step_hooks_with_a_wrapper_and_without(make, wrapped):
         x[:4] = np.inf
     model.fit(x, np.ones((12, 1)), batch_size=4, shuffle=False, verbose=0)
     assert calls == ["pre", "post"] * (2 if wrapped else 3)
-
-
-def test_a_step_calls_its_hooks_once(make):
-    weight, calls = ones(), []
-    optimizer = make([weight])
-    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
-    optimizer.step(lambda: tf.reduce_sum(weight))
-    optimizer.apply_gradients([(tf.ones([2, 3]), weight)])
-    assert calls == ["post"] * 2
-    assert str(inspect.signature(optimizer.step)).startswith("(closure: ")
-    assert inspect.signature(optimizer.step).parameters["closure"].default is None
 
 
 def test_a_traced_step_calls_its_hooks_in_every_call(make):
@@ -255,16 +228,19 @@ def test_the_replicas_call_the_step_hooks_once_together(make, compiled):
         calls.clear()
 
 
-def test_a_hook_that_raises_in_a_graph_stops_the_step(make):
-    inner, weight = make(), tf.Variable([1.0])
+def test_an_exception_in_a_pre_hook_stops_the_step(make):
+    assert PROBES["exception in a pre hook stops the step"]["ok"] == ["raised"]
 
     def refuse(*_):
         raise OSError("no step today")
 
-    inner.register_step_pre_hook(refuse)
-    step = tf.function(minimize)
+    weight = tf.Variable([1.0])
+    optimizer = make([weight])
+    optimizer.register_step_pre_hook(refuse)
+    with pytest.raises(OSError, match="no step today"):
+        step_of_ones(optimizer)
     with pytest.raises(tf.errors.UnknownError, match="no step today"):
-        step(tf_lossscale.LossScaleOptimizer(inner), weight, tf.constant(1.0))
+        tf.function(minimize)(tf_lossscale.LossScaleOptimizer(optimizer), weight, tf.constant(1.0))
     assert weight.numpy().item() == 1.0
 
 

@@ -13,16 +13,13 @@ from tf_lossscale import LossScaleOptimizer, optimizers
 
 pytestmark = pytest.mark.wide("Adafactor with each feature of Keras")
 
-libraries = pytest.mark.parametrize("library", LIBRARIES)
-
 
 def data(n=64):
     x = np.random.default_rng(0).normal(size=(n, 4)).astype("float32")
     return x, x.sum(axis=1, keepdims=True)
 
 
-def model_of(library, policy="float32"):
-    keras = KERAS[library]
+def model_of(keras, policy="float32"):
     keras.utils.set_random_seed(0)
     layers = keras.layers
     return keras.Sequential(
@@ -66,22 +63,20 @@ def test_the_class_by_the_short_name_is_that_of_tensorflows_own_keras():
     assert {"Adafactor", "keras3", "tf_keras"} <= set(dir(optimizers))
 
 
-@pytest.mark.table("{'jit_compile': False}-keras3", every=7)
-@libraries
+@pytest.mark.table("keras3-{'jit_compile': False}", every=7)
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {"jit_compile": False}, {"jit_compile": True}], ids=str)
-def test_fit_learns(library, how):
-    model = model_of(library)
-    model.compile(LIBRARIES[library](lr=0.05), "mse", **how)
+def test_fit_learns(make, keras, how):
+    model = model_of(keras)
+    model.compile(make(lr=0.05), "mse", **how)
     losses = fit(model, epochs=5)
     assert losses[-1] < 0.5 * losses[0]
     assert int(model.optimizer.iterations) == 20
 
 
 @pytest.mark.first
-@libraries
-def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library):
+def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library, make):
     variable = tf.Variable(tf.zeros([1000, 500]))
-    optimizer = LIBRARIES[library]([variable])
+    optimizer = make([variable])
     optimizer.build([variable])
     state = optimizer.variables if library == "keras3" else optimizer.variables()
     # One each for the number of the matrix's steps and iterations; Keras 3 lists the learning rate too.
@@ -90,11 +85,10 @@ def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library):
     )
 
 
-@libraries
-def test_a_schedule_is_followed_by_each_group(library):
-    schedule = KERAS[library].optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.0])
+def test_a_schedule_is_followed_by_each_group(make, keras):
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.0])
     first, second = tf.Variable([4.0]), tf.Variable([4.0])
-    optimizer = LIBRARIES[library]([{"params": [first]}, {"params": [second], "lr": 0.125}], lr=schedule)
+    optimizer = make([{"params": [first]}, {"params": [second], "lr": 0.125}], lr=schedule)
     values = []
     for _ in range(3):
         optimizer.apply_gradients([(tf.constant([1.0]), first), (tf.constant([1.0]), second)])
@@ -105,20 +99,18 @@ def test_a_schedule_is_followed_by_each_group(library):
     assert values[2][1] < values[1][1]
 
 
-@libraries
-def test_callbacks_that_set_the_learning_rate_are_heard_in_fit(library):
-    model = model_of(library)
-    model.compile(LIBRARIES[library](lr=0.1), "mse")
+def test_callbacks_that_set_the_learning_rate_are_heard_in_fit(make, keras):
+    model = model_of(keras)
+    model.compile(make(lr=0.1), "mse")
     before = [w.copy() for w in model.get_weights()]
-    fit(model, epochs=2, callbacks=[KERAS[library].callbacks.LearningRateScheduler(lambda epoch: 0.0)])
+    fit(model, epochs=2, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.0)])
     assert_equal(before, model.get_weights())
     assert float(model.optimizer.learning_rate) == model.optimizer.lr == 0.0
 
 
-@libraries
-def test_a_new_learning_rate_is_heard_in_a_traced_function_without_another_trace(library):
+def test_a_new_learning_rate_is_heard_in_a_traced_function_without_another_trace(make):
     variable, traces = tf.Variable([4.0]), []
-    optimizer = LIBRARIES[library]([variable], lr=0.5)
+    optimizer = make([variable], lr=0.5)
     optimizer.build([variable])
 
     @tf.function
@@ -150,14 +142,13 @@ OTHER = {
 }
 
 
-@libraries
 @pytest.mark.parametrize("way", ["group", "attribute", "loaded"])
 @pytest.mark.parametrize("option", OTHER)
-def test_an_option_that_a_traced_function_does_not_see_is_said(library, option, way, caplog):
+def test_an_option_that_a_traced_function_does_not_see_is_said(library, make, option, way, caplog):
     if option == "lr" and (library, way) != ("keras3", "group"):
         pytest.skip("a number as the learning rate is seen; tf_keras takes no function")
     variable = tf.Variable([1.0, 2.0])
-    optimizer = LIBRARIES[library]([variable], lr=0.1)
+    optimizer = make([variable], lr=0.1)
 
     def change(value):
         if way == "group":
@@ -183,10 +174,9 @@ def test_an_option_that_a_traced_function_does_not_see_is_said(library, option, 
     assert f"The option '{option}' of a parameter group was set after a tf.function" in caplog.text
 
 
-@libraries
-def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(library):
+def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(make):
     variables = weights()
-    optimizer = two_groups(LIBRARIES[library], variables)
+    optimizer = two_groups(make, variables)
     optimizer.weight_decay = 0.5
     optimizer.d = 3.0
     optimizer.learning_rate = 0.5
@@ -200,11 +190,9 @@ def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(
 
 
 @pytest.mark.first
-@libraries
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
-def test_a_config_makes_an_optimizer_that_takes_the_same_steps(library, grouped):
-    make = LIBRARIES[library]
-    schedule = KERAS[library].optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+def test_a_config_makes_an_optimizer_that_takes_the_same_steps(make, keras, grouped):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     options = {
         "beta2_decay": -0.5,
         "eps": (1e-3, 1e-2),
@@ -228,44 +216,19 @@ def test_a_config_makes_an_optimizer_that_takes_the_same_steps(library, grouped)
     assert [group["lr"] for group in again.param_groups[1:]] == [0.02] * grouped
 
 
-@libraries
-def test_the_config_of_several_groups_needs_a_built_optimizer(library):
-    optimizer = two_groups(LIBRARIES[library], weights())
+def test_the_config_of_several_groups_needs_a_built_optimizer(make):
+    optimizer = two_groups(make, weights())
     with pytest.raises(ValueError, match="this optimizer is not built"):
         optimizer.get_config()
 
 
-@pytest.mark.table(every=7)
-@libraries
-@pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
-def test_a_saved_model_goes_on_where_it_was(library, grouped, tmp_path):
-    make, model = LIBRARIES[library], model_of(library)
-    optimizer = two_groups(make, model.trainable_variables) if grouped else make(lr=0.05, weight_decay=0.1)
-    model.compile(optimizer, "mse")
-    fit(model, epochs=2)
-    model.save(tmp_path / "model.keras")
-    loaded = KERAS[library].models.load_model(tmp_path / "model.keras")
-    assert type(loaded.optimizer) is make
-    assert int(loaded.optimizer.iterations) == 8
-    after, before = loaded.optimizer.get_config(), model.optimizer.get_config()
-    # In a loaded model, Keras 3 leaves out the names of the enclosing models.
-    names = list(zip(before.pop("variable_names"), after.pop("variable_names")))
-    assert after == before
-    assert [long.endswith(short) for long, short in names] == [True] * 4
-    fit(model)
-    fit(loaded)
-    assert_equal(model.get_weights(), loaded.get_weights())
-
-
-@pytest.mark.table(every=7)
-@libraries
+@pytest.mark.table(every=5)
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 @pytest.mark.parametrize("builder", ["step", "load_state_dict", "fit"])
 @pytest.mark.parametrize("averaged", [False, True], ids=["", "averaged"])
 def test_a_loaded_model_has_the_groups_of_the_saved_one_in_whatever_order_they_are(
-    library, grouped, builder, averaged, tmp_path
+    make, keras, grouped, builder, averaged, tmp_path
 ):
-    keras, make = KERAS[library], LIBRARIES[library]
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4)])
     backbone, head = ([layer.kernel, layer.bias] for layer in model.layers)
@@ -291,6 +254,14 @@ def test_a_loaded_model_has_the_groups_of_the_saved_one_in_whatever_order_they_a
     fit(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is make
+    assert int(loaded.optimizer.iterations) == int(optimizer.iterations) >= 4
+    if builder == "fit":  # the others have built the optimizer in the order of its groups
+        after, before = loaded.optimizer.get_config(), optimizer.get_config()
+        # In a loaded model, Keras 3 leaves out the names of the enclosing models.
+        names = list(zip(before.pop("variable_names"), after.pop("variable_names")))
+        assert after == before
+        assert [long.endswith(short) for long, short in names] == [True] * 4
     fit(model)
     fit(loaded)
     assert_equal(model.get_weights(), loaded.get_weights())
@@ -299,9 +270,7 @@ def test_a_loaded_model_has_the_groups_of_the_saved_one_in_whatever_order_they_a
     assert first is loaded.layers[1].kernel
 
 
-@libraries
-def test_groups_are_assigned_by_name_and_other_names_are_refused(library):
-    make = LIBRARIES[library]
+def test_groups_are_assigned_by_name_and_other_names_are_refused(make):
 
     def named(*names):
         return [tf.Variable([1.0], name=name) for name in names]
@@ -327,9 +296,7 @@ def test_groups_are_assigned_by_name_and_other_names_are_refused(library):
             again(named(*others))
 
 
-@libraries
-def test_groups_of_variables_without_names_are_assigned_by_position(library):
-    make = LIBRARIES[library]
+def test_groups_of_variables_without_names_are_assigned_by_position(make):
     variables, others = ([tf.Variable([1.0]) for _ in range(2)] for _ in range(2))
     original = make([{"params": [variables[1]]}, {"params": [variables[0]]}])
     original.build(variables)
@@ -338,24 +305,8 @@ def test_groups_of_variables_without_names_are_assigned_by_position(library):
     assert [group["params"][0] is other for group, other in zip(again.param_groups, others[::-1])] == [True, True]
 
 
-@libraries
-def test_an_h5_file_holds_the_state_of_every_group(library, tmp_path):
-    make, model, keras = LIBRARIES[library], model_of(library), KERAS[library]
-    # Keras 3 itself cannot go on with an optimizer from an .h5 file unless it is wrapped.
-    optimizer = LossScaleOptimizer(two_groups(make, model.trainable_variables))
-    model.compile(optimizer, keras.losses.MeanSquaredError())
-    fit(model, epochs=2)
-    model.save(tmp_path / "model.h5")
-    loaded = keras.models.load_model(tmp_path / "model.h5")
-    fit(model)
-    fit(loaded)
-    assert_equal(model.get_weights(), loaded.get_weights())
-
-
 @pytest.mark.first
-@libraries
-def test_a_checkpoint_goes_on_where_it_was(library, tmp_path):
-    make = LIBRARIES[library]
+def test_a_checkpoint_goes_on_where_it_was(make, tmp_path):
 
     def new(seed):
         variables = weights(seed)
@@ -377,12 +328,10 @@ def test_a_checkpoint_goes_on_where_it_was(library, tmp_path):
     assert int(restored.iterations) == 4
 
 
-@libraries
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2", "central_storage"])
 @pytest.mark.parametrize("scaled", [False, True], ids=["bare", "in LossScaleOptimizer"])
-def test_a_step_over_replicas_is_a_step_over_the_whole_batch(library, name, scaled):
+def test_a_step_over_replicas_is_a_step_over_the_whole_batch(make, name, scaled):
     strategy = strategies.get(name)
-    make = LIBRARIES[library]
     parts = [
         np.random.default_rng(i).normal(size=(4, 3)).astype("float32") for i in range(strategy.num_replicas_in_sync)
     ]
@@ -411,14 +360,14 @@ def test_a_step_over_replicas_is_a_step_over_the_whole_batch(library, name, scal
 
 
 @pytest.mark.first
-@libraries
-def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trace(library):
-    make = LIBRARIES[library]
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trace(make, jit_compile):
     a, b = weights(), weights()
     bare, inner = two_groups(make, a), two_groups(make, b)
+    inner.build(b)
     wrapper = LossScaleOptimizer(inner, initial_scale=1024.0)
 
-    @tf.function
+    @tf.function(jit_compile=jit_compile)
     def scaled_step(gradients):
         wrapper.scale_loss(tf.constant(0.0))
         wrapper.apply(gradients, b)
@@ -433,37 +382,15 @@ def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trac
             np.testing.assert_equal(inner.state_dict()["state"], before[1]["state"])
         bare.apply_gradients(zip(gradients, a))
         scaled_step([g * wrapper.loss_scale for g in gradients])
-        assert_equal(a, b)
+        for x, y, start in zip(a, b, weights()):
+            numerics.assert_close(x, y, 2e-6 if jit_compile else 0, start)
     assert float(wrapper.loss_scale) == 256.0
     assert wrapper.beta2_decay == -0.8
 
 
-@libraries
-def test_a_compiled_step_inside_the_loss_scale_skips_overflows_and_else_is_the_bare_step(library):
-    a, b = weights(), weights()
-    bare, wrapper = LIBRARIES[library](lr=0.1), LossScaleOptimizer(LIBRARIES[library](lr=0.1), initial_scale=1024.0)
-    wrapper.inner_optimizer.build(b)
-
-    @tf.function(jit_compile=True)
-    def scaled_step(gradients):
-        wrapper.scale_loss(tf.constant(0.0))
-        wrapper.apply(gradients, b)
-
-    gradients = [tf.constant(np.random.default_rng(0).normal(size=v.shape), tf.float32) for v in a]
-    scaled_step([g * np.inf for g in gradients])
-    assert_equal(b, weights())
-    for _ in range(2):
-        scaled_step([g * 512.0 for g in gradients])
-        bare.apply_gradients(zip(gradients, a))
-    for x, y, before in zip(a, b, weights()):
-        numerics.assert_close(x, y, 2e-6, before)
-    assert float(wrapper.loss_scale) == 512.0
-
-
-@libraries
-def test_inside_the_loss_scale_sparse_rows_are_summed_and_a_nan_in_one_skips_the_step(library):
+def test_inside_the_loss_scale_sparse_rows_are_summed_and_a_nan_in_one_skips_the_step(make):
     a, b = weights()[0], weights()[0]
-    bare, wrapper = LIBRARIES[library](lr=0.1), LossScaleOptimizer(LIBRARIES[library](lr=0.1), initial_scale=2.0)
+    bare, wrapper = make(lr=0.1), LossScaleOptimizer(make(lr=0.1), initial_scale=2.0)
 
     def rows(first):
         return tf.IndexedSlices(tf.constant([[first, 1.0, 2.0], [3.0, 4.0, 5.0]]), tf.constant([1, 1]), (4, 3))
@@ -487,39 +414,39 @@ def test_tf_keras_may_compile_the_update_itself():
         numerics.assert_close(x, y, 2e-6, before)
 
 
-@libraries
-def test_fit_in_mixed_precision_with_the_loss_scale_learns_and_is_saved(library, tmp_path):
-    model = model_of(library, "mixed_float16")
-    model.compile(LossScaleOptimizer(LIBRARIES[library](lr=0.05), initial_scale=2.0**24), "mse")
+# Keras 3 itself cannot go on with an optimizer from an .h5 file unless it is wrapped.
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+def test_fit_in_mixed_precision_with_the_loss_scale_learns_and_is_saved(make, keras, suffix, tmp_path):
+    model = model_of(keras, "mixed_float16")
+    optimizer = LossScaleOptimizer(two_groups(make, model.trainable_variables), initial_scale=2.0**24)
+    model.compile(optimizer, keras.losses.MeanSquaredError())
     losses = fit(model, epochs=8)
     assert losses[-1] < 0.5 * losses[0]
     assert int(model.optimizer.skipped_steps) > 0
-    model.save(tmp_path / "model.keras")
-    loaded = KERAS[library].models.load_model(tmp_path / "model.keras")
+    model.save(tmp_path / f"model.{suffix}")
+    loaded = keras.models.load_model(tmp_path / f"model.{suffix}")
     assert float(loaded.optimizer.loss_scale) == float(model.optimizer.loss_scale)
     fit(model)
     fit(loaded)
     assert_equal(model.get_weights(), loaded.get_weights())
 
 
-@libraries
 @pytest.mark.parametrize("option", [{"clipnorm": 0.1}, {"clipvalue": 0.1}, {"global_clipnorm": 0.1}], ids=str)
-def test_the_librarys_clipping_acts_on_the_gradient_first(library, option):
+def test_the_librarys_clipping_acts_on_the_gradient_first(make, option):
     # The first step is the gradient's sign whatever its size; the next ones weigh the gradients of before.
     runs = []
     for kwargs in ({}, option):
         variables = weights()
-        optimizer = LIBRARIES[library](lr=0.1, **kwargs)
+        optimizer = make(lr=0.1, **kwargs)
         step(optimizer, variables, 0)
         optimizer.apply_gradients([(0.01 * tf.ones(v.shape), v) for v in variables])
         runs.append(variables)
     assert np.abs(runs[0][0] - runs[1][0]).max() > 1e-3
 
 
-@libraries
-def test_the_moving_average_of_the_library_works(library):
+def test_the_moving_average_of_the_library_works(make):
     variables = weights()
-    optimizer = LIBRARIES[library](lr=0.1, use_ema=True, ema_momentum=0.5)
+    optimizer = make(lr=0.1, use_ema=True, ema_momentum=0.5)
     step(optimizer, variables)
     moved = [v.numpy() for v in variables]
     optimizer.finalize_variable_values(variables)
@@ -541,10 +468,8 @@ def test_keras_3_averages_the_gradients_of_several_steps():
         numerics.assert_close(x, y, 1e-6, before)
 
 
-@libraries
-def test_variables_that_are_excluded_from_weight_decay_do_not_decay(library):
+def test_variables_that_are_excluded_from_weight_decay_do_not_decay(make):
     variables = weights()
-    make = LIBRARIES[library]
     optimizer = make(lr=0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_list=[variables[0]])
     optimizer.build(variables)
@@ -553,11 +478,10 @@ def test_variables_that_are_excluded_from_weight_decay_do_not_decay(library):
     np.testing.assert_allclose(variables[1], 0.95 * weights()[1].numpy(), rtol=1e-6)
 
 
-@libraries
-def test_foreach_says_once_what_memory_its_stacks_take(library, caplog):
+def test_foreach_says_once_what_memory_its_stacks_take(make, caplog):
     caplog.set_level("INFO", logger="absl")
     variables = [tf.Variable(tf.ones([64, 64])) for _ in range(32)] + [tf.Variable(tf.ones([8]))]
-    optimizer = LIBRARIES[library](variables, foreach=True)
+    optimizer = make(variables, foreach=True)
     step(optimizer, variables)
     step(optimizer, variables)
     (message,) = [r.getMessage() for r in caplog.records if "foreach" in r.getMessage()]
@@ -566,10 +490,9 @@ def test_foreach_says_once_what_memory_its_stacks_take(library, caplog):
     assert "0.1 MiB" in message
 
 
-@libraries
-def test_a_variable_of_no_group_is_refused_with_what_to_do(library):
+def test_a_variable_of_no_group_is_refused_with_what_to_do(make):
     variable = tf.Variable([1.0])
-    optimizer = LIBRARIES[library]([tf.Variable([1.0])])
+    optimizer = make([tf.Variable([1.0])])
     with pytest.raises(ValueError, match=r"no parameter group.*add_param_group"):
         optimizer.build([variable])
     optimizer.add_param_group({"params": [variable]})
@@ -579,10 +502,9 @@ def test_a_variable_of_no_group_is_refused_with_what_to_do(library):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@libraries
-def test_a_saved_model_loads_where_only_the_package_was_imported(library, tmp_path):
-    model = model_of(library)
-    model.compile(LossScaleOptimizer(LIBRARIES[library](lr=0.05)), "mse")
+def test_a_saved_model_loads_where_only_the_package_was_imported(library, make, keras, tmp_path):
+    model = model_of(keras)
+    model.compile(LossScaleOptimizer(make(lr=0.05)), "mse")
     fit(model)
     model.save(tmp_path / "model.keras")
     code = f"""

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.optimizers.recorded import LIBRARIES, PROBES, array, ones, plain, set_gradient
+from tests.optimizers.recorded import LIBRARIES, PROBES, array, ones, plain, set_gradient, step_of_ones
 
 
 def continuation():
@@ -103,8 +103,7 @@ def saved(make):
     """A state dict after one step on a matrix."""
     variable = ones()
     optimizer = make([variable])
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     return optimizer.state_dict()
 
 
@@ -130,8 +129,7 @@ def test_unusual_state_dicts_are_loaded_as_recorded(make, case):
     variable = ones()
     optimizer = make([variable])
     optimizer.load_state_dict(LOADED[case](saved(make)))
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     np.testing.assert_allclose(variable, recorded["q"], rtol=2e-6)
     state = optimizer.state_dict()["state"][0]
     assert list(state) == list(recorded["state"])
@@ -175,8 +173,7 @@ def test_a_variable_stays_the_learning_rate_after_a_load_and_is_assigned_the_sav
     optimizer.load_state_dict(saved(make))
     np.testing.assert_array_equal(rate, np.float32([0.01]))
     rate.assign([0.0])
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     np.testing.assert_array_equal(variable, tf.ones([2, 3]))
 
 
@@ -201,8 +198,7 @@ REFUSED = {
 def test_state_dicts_that_do_not_fit_are_refused_as_recorded_and_change_nothing(make, case):
     variable = ones()
     optimizer = make([variable], lr=0.3)
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     before = optimizer.state_dict()
     with pytest.raises(Exception, match=r"state.dict|state of parameter") as caught:
         optimizer.load_state_dict(REFUSED[case](saved(make)))
@@ -225,8 +221,7 @@ def test_a_loaded_group_without_maximize_keeps_it_where_pytorch_raises_a_step_la
     variable = ones()
     optimizer = make([variable], maximize=True)
     optimizer.load_state_dict(without(saved(make), "maximize"))
-    set_gradient(variable)
-    optimizer.step()
+    step_of_ones(optimizer)
     assert (variable.numpy() > 1).all()
 
 
