@@ -107,8 +107,7 @@ class Cell:
         strategies.coordinator().join()
 
     def _replica(self, gradients):
-        index = 0 if self.strategy is None else tf.distribute.get_replica_context().replica_id_in_sync_group
-        gradient = tf.gather(gradients, index)
+        gradient = strategies.mine(gradients)
 
         def loss():
             return tf.reduce_sum(self.weight) * gradient + self.bias * self.bias_gradient

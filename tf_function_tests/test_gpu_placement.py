@@ -165,12 +165,3 @@ def test_xla_has_gpu_kernels_for_the_step_that_it_compiles_there(family, inner):
     assert placement.off_the_gpu(graph, compiled=True) == []
     found = [operation.type for operation in graph.get_operations()]
     assert len([kind for kind in found if kind in ("If", "StatelessIf")]) == 1
-
-
-def test_what_is_traced_is_the_step_for_a_gpu():
-    with placement.as_if_there_were_a_gpu():
-        assert FAMILIES["tf_keras"].adam().jit_compile
-
-
-def test_no_known_operation_belongs_to_a_family_that_is_gone():
-    assert {*KNOWN} <= {case[:3] for case in CASES}

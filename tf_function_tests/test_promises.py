@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import loops, strategies
-from tests.families import ALL_FAMILIES, ALL_IDS
+from tests.families import ALL_FAMILIES, all_families
 from tf_function_tests.cell import CALLS, Cell, why_not
 from tf_lossscale import LossScaleOptimizer
 
@@ -21,10 +21,6 @@ if strategies.ROLE == "worker":
 # Of 20 steps. 10 of two replicas meet each scale, counter and overflow that 25 meet; one replica has fewer overflows.
 # Over processes a step takes as long as five others.
 EXAMPLES = {1: 25, 2: 5 if strategies.ROLE else 10}
-
-
-def families():
-    return pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)
 
 
 def called_in_every_way():
@@ -89,7 +85,7 @@ def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     "function-none-sonnet",
     every=7,
 )
-@families()
+@all_families
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("call", ["eager", "function", "compiled"])
 def test_a_fixed_scale_that_only_skips_does_so_on_all_replicas(family, name, call):
@@ -112,7 +108,7 @@ def test_a_fixed_scale_that_only_skips_does_so_on_all_replicas(family, name, cal
     "function-central_storage-keras3",
     every=7,
 )
-@families()
+@all_families
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("call", ["eager", "function"])
 def test_gradients_are_summed_before_the_check_and_before_clipping(family, name, call):
@@ -137,7 +133,7 @@ def test_gradients_are_summed_before_the_check_and_before_clipping(family, name,
     "one_device-inside-sonnet",
     every=7,
 )
-@families()
+@all_families
 @pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
 def test_a_step_over_replicas_is_a_step_over_the_whole_batch(family, name, where):
@@ -165,7 +161,7 @@ def steps_over_the_whole_batch(family, replicas):
 
 
 @pytest.mark.table("mirrored_2-keras3", "none-tf1", "central_storage-keras3", every=7)
-@families()
+@all_families
 @pytest.mark.parametrize("name", strategies.here("none", "mirrored_2", "mirrored_2_apart", "central_storage"))
 def test_random_overflows_follow_a_plain_model_of_the_state_machine(family, name):
     cell = Cell(family, name, "function", inner=family.sgd, hysteresis=2, growth_factor=4.0, max_scale=4096.0)
@@ -191,27 +187,28 @@ def test_random_overflows_follow_a_plain_model_of_the_state_machine(family, name
     follow()
 
 
-@families()
-@pytest.mark.parametrize("name", ["mirrored_2"])
-def test_gradients_that_are_summed_already_are_not_summed_again(family, name):
+def on_two_replicas(family):
+    """A weight, an optimizer, and a function that runs a step on replicas."""
     if not family.distributes:
-        pytest.skip("the library's optimizers do not work under this strategy")
-    strategy = strategies.get(name)
+        pytest.skip("Sonnet's optimizers run under its own Replicator only: tests/legacy/test_sonnet.py")
+    strategy = strategies.get("mirrored_2")
     with strategy.scope():
-        weight = tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=4.0)
+        return tf.Variable(1.0), LossScaleOptimizer(family.sgd(), initial_scale=4.0), strategy.run
+
+
+@all_families
+def test_gradients_that_are_summed_already_are_not_summed_again(family):
+    weight, optimizer, run = on_two_replicas(family)
 
     @tf.function
     def step(gradients, keyword):
         def replica():
-            context = tf.distribute.get_replica_context()
-            mine = tf.gather(gradients, context.replica_id_in_sync_group)
-            total = context.all_reduce("SUM", mine)
+            total = tf.distribute.get_replica_context().all_reduce("SUM", strategies.mine(gradients))
             optimizer.get_scaled_loss(0.0)
             optimizer.get_unscaled_gradients([])
             optimizer.apply_gradients([(total, weight)], **keyword)
 
-        strategy.run(replica)
+        run(replica)
 
     step(tf.constant([1.0, 2.0]), {"experimental_aggregate_gradients": False})
     assert weight.numpy() == 1.0 - 0.5 * 3.0
@@ -222,29 +219,24 @@ def test_gradients_that_are_summed_already_are_not_summed_again(family, name):
     assert float(optimizer.loss_scale) == 2.0
 
 
-@families()
+@all_families
 def test_nan_in_gradients_that_are_not_summed_at_all_is_seen_on_every_replica(family):
-    if not family.distributes:
-        pytest.skip("Sonnet's optimizers run under its own Replicator only: tests/legacy/test_sonnet.py")
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        weight = tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=4.0)
+    weight, optimizer, run = on_two_replicas(family)
 
     @tf.function
     def step(gradients):
         def replica():
-            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            optimizer.apply_gradients([(mine, weight)], experimental_aggregate_gradients=False)
+            pairs = [(strategies.mine(gradients), weight)]
+            optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
-        strategy.run(replica)
+        run(replica)
 
     step(tf.constant([1.0, np.nan]))
-    assert [float(copy) for copy in strategy.experimental_local_results(weight)] == [1.0, 1.0]
+    assert strategies.copies(weight, strategies.get("mirrored_2")) == [1.0, 1.0]
     assert float(optimizer.loss_scale) == 2.0
 
 
-@families()
+@all_families
 def test_the_compiled_step_has_one_conditional_and_calls_no_host(family):
     weight = tf.Variable([1.0, 2.0])
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=8.0)
@@ -263,41 +255,33 @@ def test_the_compiled_step_has_one_conditional_and_calls_no_host(family):
     assert "outfeed" not in program
 
 
-@families()
-def test_a_tf_function_has_one_conditional_and_is_traced_once(family):
-    weight = tf.Variable([1.0, 2.0])
-    optimizer = LossScaleOptimizer(family.adam(), initial_scale=8.0)
-    traces = []
-
-    @tf.function
-    def step(gradient):
-        traces.append(1)
-        loops.step(optimizer, lambda: tf.reduce_sum(weight * gradient), [weight])
-
-    for gradient in (1.0, np.nan, 2.0, 3.0):
-        step(tf.constant(gradient))
-    operations = [o.type for o in step.get_concrete_function(tf.constant(1.0)).graph.get_operations()]
-    assert len(traces) <= 2, "TensorFlow traces twice when variables are made in the first call"
-    assert sum(o in ("If", "StatelessIf") for o in operations) == 1
-    assert not {"PyFunc", "EagerPyFunc"} & set(operations)
-
-
-@pytest.mark.table("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1", every=1)
-@families()
-@pytest.mark.parametrize(("name", "conditionals"), [("mirrored_2", 1), ("central_storage", 1), ("mirrored_2_apart", 2)])
-def test_the_step_of_all_replicas_has_one_conditional_and_no_host_call(family, name, conditionals):
-    cell = Cell(family, name, "function")  # replicas that cannot meet have one each
-    for gradient in (0.5, np.nan):
-        cell.step(gradient, 0.5)
+@pytest.mark.table(
+    *(f"none-1-{family.name}" for family in ALL_FAMILIES),
+    *("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1"),
+    every=1,
+)
+@all_families
+@pytest.mark.parametrize(
+    ("name", "conditionals"),
+    # Replicas that cannot meet have one each.
+    [("none", 1), ("mirrored_2", 1), ("central_storage", 1), ("mirrored_2_apart", 2)],
+)
+def test_a_step_has_one_conditional_and_no_host_call_and_is_traced_once(family, name, conditionals):
+    cell = Cell(family, name, "function")
+    gradients = [0.5] * cell.replicas
+    for first in (0.5, np.nan, 2.0):
+        cell.step(first, *gradients[1:])
+    traces = cell._step.experimental_get_tracing_count()
+    assert traces <= 2, "TensorFlow traces twice when variables are made in the first call"
     with strategies.apart(cell.strategy) if cell.apart else contextlib.nullcontext():
-        function = cell._step.get_concrete_function(tf.constant([0.5, 0.5]))
+        function = cell._step.get_concrete_function(tf.constant(gradients))
     operations = [o.type for o in function.graph.get_operations()]
     assert sum(o in ("If", "StatelessIf") for o in operations) == conditionals
     within = {node.op for each in function.graph.as_graph_def().library.function for node in each.node_def}
     assert not {"PyFunc", "EagerPyFunc", "PyFuncStateless"} & {*operations, *within}
 
 
-@families()
+@all_families
 def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
     weight = tf.Variable([1.0, 2.0])
     optimizer = LossScaleOptimizer(family.sgd(), dynamic=False, initial_scale=8.0)
@@ -321,7 +305,7 @@ def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
     "mirrored_2_apart-keras3",
     every=7,
 )
-@families()
+@all_families
 @pytest.mark.parametrize("name", ["none", *SEVERAL])
 def test_small_gradients_are_summed_together_and_each_goes_to_its_variable(family, name):
     if reason := why_not(family, name, "function"):

@@ -44,8 +44,7 @@ def test_an_overflow_in_gradients_that_are_not_summed_is_named_wherever_it_is():
     @tf.function
     def step(gradients):
         def replica():
-            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            pairs = zip([*tf.unstack(mine), None], weights)
+            pairs = zip([*tf.unstack(strategies.mine(gradients)), None], weights)
             optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
         strategy.run(replica)
