@@ -12,25 +12,6 @@ from tf_lossscale.legacy import contrib
 train = tf.compat.v1.train
 
 
-def test_a_manager_in_a_graph_has_contribs_variables_only_so_its_saver_files_fit(tmp_path):
-    path = str(tmp_path / "saved")
-    for restores in (False, True):
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            weight = tf.Variable(1.0, name="w")
-            manager = legacy.ExponentialUpdateLossScaleManager(64.0, 5, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
-            optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), manager)
-            operation = optimizer.minimize(weight * np.inf, var_list=[weight])
-            dtypes = {v.op.name: v.dtype.base_dtype.name for v in tf.compat.v1.global_variables()}
-            assert dtypes == {"w": "float32", "loss_scale": "float32", "good_steps": "int32", "bad_steps": "int32"}
-            session.run(tf.compat.v1.global_variables_initializer())
-            saver = train.Saver()
-            if restores:
-                saver.restore(session, path)
-            session.run(operation)
-            assert session.run(manager.get_loss_scale()) == (32.0 if restores else 64.0)
-            saver.save(session, path)
-
-
 def test_an_overridden_manager_is_asked():
     class Bold(legacy.ExponentialUpdateLossScaleManager):
         def get_loss_scale(self):

@@ -5,7 +5,6 @@ import tensorflow as tf
 import tf_keras
 
 from tf_lossscale import LossScaleOptimizer, install, legacy
-from tf_lossscale.legacy.policy import policies_of
 
 train = tf.compat.v1.train
 
@@ -29,9 +28,8 @@ def test_sessions_rewrite_their_graphs_while_it_is_enabled(enable, config):
     assert not rewrites(config)
 
 
-@pytest.mark.table("keras3", every=1)
-@pytest.mark.parametrize("keras", [tf.keras, tf_keras], ids=["keras3", "tf_keras"])
-def test_the_wrapped_keras_optimizer_keeps_its_learning_rate_for_callbacks(enable, keras):
+@pytest.mark.table("keras", every=1)
+def test_the_wrapped_keras_optimizer_keeps_its_learning_rate_for_callbacks(keras, enable):
     optimizer = enable(keras.optimizers.SGD(0.5))
     assert isinstance(optimizer, LossScaleOptimizer)
     assert float(optimizer.loss_scale()) == float(optimizer.loss_scale) == 2.0**15
@@ -67,7 +65,6 @@ def test_refusals_change_nothing(enable):
         legacy.MixedPrecisionLossScaleOptimizer(tf.keras.optimizers.SGD(), 8)
 
 
-KERASES = pytest.mark.parametrize("library", ["keras", "tf_keras"])
 OPTIMIZERS = {
     "tf1": lambda: train.GradientDescentOptimizer(0.1),
     "keras": lambda: tf.keras.optimizers.SGD(0.1),
@@ -75,18 +72,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture
-def policies(library):
-    yield policies_of(library)
-    legacy.disable_mixed_precision_graph_rewrite()
-    policies_of(library).set_policy("float32")
-
-
-@KERASES
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_rewrite_is_refused_under_a_mixed_policy_of_either_keras(enable, library, policies, name, optimizer):
-    {"keras": tf.keras, "tf_keras": tf_keras}[library].mixed_precision.set_global_policy(name)
+def test_the_rewrite_is_refused_under_a_mixed_policy_of_either_keras(keras, policies, enable, name, optimizer):
+    keras.mixed_precision.set_global_policy(name)
     inner = OPTIMIZERS[optimizer]()
     with pytest.raises(ValueError, match=rf"global dtype policy of \w+ is '{name}'"):
         enable(inner)
@@ -96,11 +85,10 @@ def test_the_rewrite_is_refused_under_a_mixed_policy_of_either_keras(enable, lib
     assert is_enabled()
 
 
-@KERASES
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
-def test_a_mixed_policy_is_refused_once_graphs_are_rewritten(enable, library, policies, name):
+def test_a_mixed_policy_is_refused_once_graphs_are_rewritten(keras, policies, enable, name):
     with install():
-        mixed_precision = {"keras": tf.keras, "tf_keras": tf_keras}[library].mixed_precision
+        mixed_precision = keras.mixed_precision
         enable(train.GradientDescentOptimizer(0.1))
         for policy in (name, policies.Policy(name, loss_scale=8)):
             for set_policy in (mixed_precision.set_global_policy, mixed_precision.experimental.set_policy):

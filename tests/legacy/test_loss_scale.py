@@ -126,16 +126,24 @@ def test_one_optimizer_serves_two_graphs_and_needs_the_global_initializer_only(l
             assert sorted(names) == ["current_loss_scale:0", "good_steps:0", "w/Momentum:0", "w:0"]
 
 
-def test_a_users_own_loss_scale_runs_in_a_legacy_graph():
+@pytest.mark.parametrize(
+    ("wrap", "scale", "after"),
+    [
+        (legacy.MixedPrecisionLossScaleOptimizer, Counting, 32.5),
+        (contrib.LossScaleOptimizer, lambda: legacy.FixedLossScaleManager(4), 4.0),
+    ],
+    ids=["loss scale", "manager"],
+)
+def test_a_loss_scale_runs_in_a_legacy_graph_and_a_skip_is_noted(wrap, scale, after):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         weight, gradient = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.GradientDescentOptimizer(0.5), Counting())
+        optimizer = wrap(train.GradientDescentOptimizer(0.5), scale())
         operation = optimizer.apply_gradients([(gradient, weight)])
         session.run(tf.compat.v1.global_variables_initializer())
-        for value, after in ((1.0, 0.5), (np.inf, 0.5)):
+        for value, state in ((1.0, (0.5, False, 0)), (np.inf, (0.5, True, 1))):
             session.run(operation, {gradient: value})
-            assert session.run(weight) == after
-        assert session.run(optimizer.loss_scale) == 32.5
+            assert tuple(session.run([weight, optimizer.last_step_skipped, optimizer.skipped_steps])) == state
+        assert session.run(optimizer.loss_scale) == after
 
 
 def test_an_abstract_loss_scale_cannot_be_made():
@@ -147,35 +155,14 @@ def test_an_abstract_loss_scale_cannot_be_made():
         Partial()
 
 
-def test_the_main_wrapper_runs_in_a_legacy_graph_and_a_skipped_step_does_not_count():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        weight, factor = tf.Variable([1.0, 2.0]), tf.compat.v1.placeholder(tf.float32, [])
-        step = train.get_or_create_global_step()
-        optimizer = LossScaleOptimizer(train.AdamOptimizer(0.1), initial_scale=8.0, dynamic_growth_steps=2)
-        operation = optimizer.minimize(tf.reduce_sum(weight) * factor, global_step=step)
-        assert {"current_loss_scale:0", "good_steps:0"} <= {v.name for v in tf.compat.v1.global_variables()}
-        session.run(tf.compat.v1.global_variables_initializer())
-        history = []
-        for value in (1.0, np.nan, 1.0, 1.0):
-            session.run(operation, {factor: value})
-            history.append((session.run(step), session.run(optimizer.loss_scale)))
-        assert history == [(1, 8.0), (1, 4.0), (2, 4.0), (3, 8.0)]
-        assert optimizer.get_slot_names() == ["m", "v"]
-
-
-def test_variables_answer_as_a_property_and_as_a_call():
+def test_variables_answer_as_a_property_and_as_a_call_and_without_a_gradient_get_no_slots():
     optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(0.5, 0.9), "dynamic")
-    optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0, name="w"))])
+    unused, weight = tf.Variable(1.0, name="unused"), tf.Variable(1.0, name="w")
+    optimizer.apply_gradients([(None, unused), (tf.constant(1.0), weight)])
     names = ["w/Momentum:0", "current_loss_scale:0", "good_steps:0"]
     assert [v.name for v in optimizer.variables] == [v.name for v in optimizer.variables()] == names
-
-
-def test_variables_without_a_gradient_get_no_slots():
-    optimizer = LossScaleOptimizer(train.AdamOptimizer(0.1))
-    used, unused = tf.Variable(1.0, name="used"), tf.Variable(1.0, name="unused")
-    optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
-    assert optimizer.get_slot(used, "m") is not None
-    assert optimizer.get_slot(unused, "m") is None
+    assert optimizer.get_slot_names() == ["momentum"]
+    assert optimizer.get_slot(unused, "momentum") is None
 
 
 @pytest.mark.first
@@ -251,8 +238,12 @@ def test_a_loss_scale_is_printed_as_the_original_under_every_strategy(name):
     assert repr(legacy.FixedLossScale(8)) == repr(ORIGINAL.FixedLossScale(8))
 
 
+libraries = pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+mirrored = pytest.mark.parametrize("devices", [1, 2])
+
+
+@libraries
 @pytest.mark.parametrize("control_flow", ["v2", "v1"])
-@pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
 def test_an_update_in_a_graph_is_a_tensor_to_evaluate_to_wait_for_and_to_return(library, control_flow):
     tensor_of = {
         "update": lambda scale, bad: scale.update([bad])[0],
@@ -280,16 +271,12 @@ def test_an_update_in_a_graph_is_a_tensor_to_evaluate_to_wait_for_and_to_return(
             assert session.run(scale()) == 4, how
 
 
-@pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
+@libraries
 def test_an_update_in_a_tf_function_can_be_returned(library):
     scale = library.DynamicLossScale(8)
     returned, apply = tf.function(lambda gradient: scale.update([gradient]))(tf.constant(np.inf))
     assert returned.dtype == apply.dtype == tf.bool
     assert (bool(apply), float(scale())) == (False, 4.0)
-
-
-libraries = pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["original", "ours"])
-mirrored = pytest.mark.parametrize("devices", [1, 2])
 
 
 def in_a_mirrored_graph(devices):

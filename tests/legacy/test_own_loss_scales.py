@@ -181,17 +181,6 @@ def test_a_loss_scale_gets_all_gradients_that_the_caller_has_summed_over_the_rep
         np.testing.assert_array_equal(scale.seen[1][2].values, [[16.0, 16.0]])
 
 
-def test_a_skip_is_noted_in_a_legacy_graph_without_another_initializer():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        weight, gradient = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), Constant())
-        operation = optimizer.apply_gradients([(gradient, weight)])
-        session.run(tf.compat.v1.global_variables_initializer())
-        for value, after in ((1.0, (0.5, False, 0)), (np.nan, (0.5, True, 1))):
-            session.run(operation, {gradient: value})
-            assert tuple(session.run([weight, optimizer.last_step_skipped, optimizer.skipped_steps])) == after
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_an_update_may_return_any_structure_of_operations(compiled):
     class Counting(Careful):

@@ -86,27 +86,6 @@ def test_an_old_script_runs_unchanged_with_keras_2(name, tmp_path):
     run_old(name, tmp_path, TF_USE_LEGACY_KERAS="1")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_none_of_the_old_scripts_runs_without_us(tmp_path):
-    code = """
-        import runpy, sys
-        for script in sys.argv[2:]:
-            sys.argv = [script, "1", sys.argv[1]] if "graph" in script else [script]
-            try:
-                runpy.run_path(script, run_name="__main__")
-            except (AttributeError, ImportError, ValueError) as error:
-                print(type(error).__name__)
-            else:
-                print("ran:", script)
-    """
-    # The graph scripts change TensorFlow for good: not together with the others. 1.15's names are still in compat.v1.
-    scripts = [name for name in SCRIPTS if "graph" not in name and "contrib" not in name]
-    done = call([*PYTHON, "-c", textwrap.dedent(code), tmp_path, *(OLD_SCRIPTS / name for name in scripts)])
-    failed = [line for line in done.stdout.splitlines() if line.endswith("Error")]
-    assert len(failed) == len(scripts), done.stdout + done.stderr[-2000:]
-
-
 @pytest.mark.slow
 def test_the_start_file_of_the_docs_puts_keras_2_in_the_place_of_keras(tmp_path):
     page = pathlib.Path(__file__).parents[2].joinpath("docs", "clients.md").read_text()

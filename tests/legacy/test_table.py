@@ -38,8 +38,3 @@ def test_a_row_is_enough_for_search_rewrite_install_and_docs(row, tmp_path):
     assert not hasattr(tf.train.experimental, "reticulate")
 
     assert f"`reticulate` -> `{NEW}`" in migration_table.tables()
-
-
-def test_the_row_is_what_makes_it_work():
-    assert not names.is_worth_parsing(b"tf.train.experimental.reticulate(start=8)")
-    assert not hasattr(tf.train.experimental, "reticulate")
