@@ -50,6 +50,7 @@ BAD_ARGUMENTS = [
     ({"skip_nonfinite": False}, "`skip_nonfinite` cannot be False with a dynamic scale"),
     ({"skip_nonfinite": 1}, '"skip_nonfinite".*must be a bool, but got: 1'),
     ({"loss_scale": 8}, "loss_scale"),
+    *[({"loss_scale": value}, "`loss_scale` must be an instance of") for value in (lambda: 8.0, {}, SharedLossScale)],
     ({"loss_scale": FixedLossScaleManager(8.0), "skip_nonfinite": True}, "Leave out .*`skip_nonfinite`"),
     ({"loss_scale": SharedLossScale(), "skip_nonfinite": False}, "Leave out"),
     ({"loss_scale": SharedLossScale(), "growth_factor": 4.0}, "Leave out .*`growth_factor`"),

@@ -103,6 +103,18 @@ def test_configs_of_tensorflow_2_3_and_older_are_read(family, loss_scale, expect
     assert float(made.learning_rate) == 0.25
 
 
+def test_a_multiplier_of_tensorflow_2_3_below_2_is_both_factors():
+    scale = {"class_name": "DynamicLossScale", "config": {**OLD_SCALES[3][0]["config"], "multiplier": 1.25}}
+    made = LossScaleOptimizer.from_config({"optimizer": OLD_SGD, "loss_scale": scale})
+    assert (made.growth_factor, made.backoff_factor) == (1.25, 0.8)
+
+
+def test_a_loss_scale_of_an_unknown_class_is_refused_with_the_argument_that_would_name_it():
+    config = {"optimizer": OLD_SGD, "loss_scale": {"class_name": "Mine>Rule", "config": {}}}
+    with pytest.raises(ValueError, match=r"unknown class 'Mine>Rule'.*custom_objects=\{'Mine>Rule': Rule\}"):
+        LossScaleOptimizer.from_config(config)
+
+
 def gone_three_steps(family, cls=LossScaleOptimizer):
     weight = tf.Variable([1.0, 2.0])
     optimizer = cls(family.adam(), initial_scale=8.0)

@@ -135,6 +135,13 @@ def test_forgetting_both_warns_once_and_applies_the_gradients_as_they_are(family
     assert "get_scaled_loss() and LossScaleOptimizer.get_unscaled_gradients()" in said
 
 
+@pytest.mark.parametrize(("scale", "skips", "warns"), [(8, False, 1), (8, True, 1), (1, True, 0)])
+def test_forgetting_both_warns_with_a_fixed_scale_unless_it_only_skips_steps(scale, skips, warns, warnings):
+    optimizer = LossScaleOptimizer(FAMILIES[0].sgd(), dynamic=False, initial_scale=scale, skip_nonfinite=skips)
+    optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+    assert len(warnings) == warns
+
+
 @all_families
 def test_forgetting_to_scale_or_to_unscale_warns_once_and_names_what_was_forgotten(family, warnings):
     weight, optimizer = setup(family)
