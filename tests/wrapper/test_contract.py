@@ -366,6 +366,21 @@ def test_an_update_after_two_gradient_functions_of_different_contracts_raises(fa
     assert weight.numpy() == 2.0
 
 
+def test_after_a_step_in_eager_mode_a_function_of_the_same_contract_is_taken_and_of_the_other_one_raises():
+    weight, optimizer = setup(FAMILIES[0])
+    optimizer.apply_gradients([(gradient_of(weight, optimizer.scale_loss), weight)])
+    scaled = tf.function(lambda: gradient_of(weight, optimizer.scale_loss))
+    optimizer.apply_gradients([(scaled(), weight)])
+    assert weight.numpy() == bare(FAMILIES[0], steps=2)
+
+    weight, optimizer = setup(FAMILIES[0])
+    optimizer.apply_gradients([(gradient_of(weight, optimizer.scale_loss), weight)])
+    unscaled = tf.function(lambda: loops.unscaled_gradients(optimizer, lambda: 0.25 * weight**2, [weight])[0])
+    with pytest.raises(RuntimeError, match="Cannot tell whether these gradients are scaled"):
+        optimizer.apply_gradients([(unscaled(), weight)])
+    assert weight.numpy() == bare(FAMILIES[0], steps=1)
+
+
 @all_families
 def test_results_of_unscaling_beside_a_gradient_that_was_passed_to_it_raise_and_change_nothing(family):
     weight, optimizer = setup(family)
