@@ -381,6 +381,18 @@ def test_after_a_step_in_eager_mode_a_function_of_the_same_contract_is_taken_and
     assert weight.numpy() == bare(FAMILIES[0], steps=1)
 
 
+def test_apply_warns_after_unscaling_in_eager_mode_unless_a_loss_was_scaled_in_its_own_function(warnings):
+    weight, optimizer = setup(FAMILIES[0])
+    scaled = tf.function(lambda: gradient_of(weight, optimizer.scale_loss))
+    step = tf.function(lambda: optimizer.apply([gradient_of(weight, optimizer.scale_loss)], [weight]))
+    optimizer.get_unscaled_gradients([gradient_of(weight, optimizer.scale_loss)])
+    step()
+    assert not warnings
+    optimizer.apply([scaled()], [weight])
+    assert "they may be divided twice" in warnings[0]
+    assert weight.numpy() == bare(FAMILIES[0], steps=2)
+
+
 @all_families
 def test_results_of_unscaling_beside_a_gradient_that_was_passed_to_it_raise_and_change_nothing(family):
     weight, optimizer = setup(family)
