@@ -445,20 +445,24 @@ def test_keras_s_own_wrapper_is_an_instance_of_every_old_name(installed):
     assert isinstance(own, tf.keras.mixed_precision.experimental.LossScaleOptimizer)
 
 
+def compiled(keras, set_policy, policy, optimizer="sgd"):
+    """Returns a model that is made and compiled under a global policy."""
+    set_policy(policy)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
+    model.compile(optimizer, "mse")
+    return model
+
+
 @pytest.mark.table("tf_keras-set_policy", every=1)
 @pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
 def test_what_compile_makes_is_ours(keras, set_by):
-    if set_by == "set_policy":
-        keras.mixed_precision.experimental.set_policy("mixed_float16")
-    else:
-        keras.mixed_precision.set_global_policy("mixed_float16")
-    model = keras.Sequential([keras.layers.Dense(1, dtype="float32")])
+    module = keras.mixed_precision.experimental if set_by == "set_policy" else keras.mixed_precision
     inner = keras.optimizers.SGD(0.125)
-    model.compile(inner, "mse")
+    model = compiled(keras, getattr(module, set_by), "mixed_float16", inner)
     for name, LSO in every_name().items():
         assert isinstance(model.optimizer, LSO), name
     assert float(model.optimizer.loss_scale if set_by == "set_global_policy" else model.optimizer.loss_scale()) == 2**15
-    model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+    model.fit(np.ones((8, 1)), np.ones((8, 1)), verbose=0)
     assert model.optimizer.dynamic_counter == 1
     model.compile("sgd", "mse")
     model.compile(inner, "mse")
@@ -469,19 +473,16 @@ def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_
     mixed_precision = keras.mixed_precision.experimental
     inner = keras.optimizers.SGD(0.125)
 
-    def compiled(policy):
-        mixed_precision.set_policy(policy)
-        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
-        model.compile(inner, "mse")
-        return model
+    def of(policy):
+        return compiled(keras, mixed_precision.set_policy, policy, inner)
 
-    first = compiled(mixed_precision.Policy("mixed_float16", loss_scale=8))
-    second = compiled(mixed_precision.Policy("mixed_float16", loss_scale=16))
+    first = of(mixed_precision.Policy("mixed_float16", loss_scale=8))
+    second = of(mixed_precision.Policy("mixed_float16", loss_scale=16))
     assert second.optimizer.loss_scale() == 16
-    again = compiled("mixed_float16").optimizer
+    again = of("mixed_float16").optimizer
     assert again.dynamic
     assert again.inner_optimizer is inner
-    assert compiled("mixed_float16").optimizer is again
+    assert of("mixed_float16").optimizer is again
     assert first.optimizer.loss_scale() == 8
     losses = second.fit(np.ones((8, 1)), np.full((8, 1), 3.0), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
@@ -525,27 +526,22 @@ def test_compile_honours_the_loss_scale_of_every_policy(keras, name, set_by, tmp
     mixed_precision = keras.mixed_precision.experimental
     set_policy = mixed_precision.set_policy if "experimental" in set_by else keras.mixed_precision.set_global_policy
 
-    def compiled(loss_scale, optimizer="sgd"):
-        set_policy(mixed_precision.Policy(name, loss_scale=loss_scale))
-        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
-        model.compile(optimizer, "mse")
-        return model
+    def of(loss_scale, optimizer="sgd"):
+        return compiled(keras, set_policy, mixed_precision.Policy(name, loss_scale=loss_scale), optimizer)
 
     for loss_scale, value in ((10, 10), ("dynamic", 2**15), (legacy.DynamicLossScale(64), 64)):
-        model = compiled(loss_scale)
+        model = of(loss_scale)
         assert isinstance(model.optimizer, mixed_precision.LossScaleOptimizer)
         assert model.optimizer.loss_scale() == value
     model.fit(np.ones((4, 1)), np.full((4, 1), np.nan), verbose=0)
     assert model.optimizer.loss_scale() == 32
     model.save(tmp_path / "model.keras")
     assert keras.models.load_model(tmp_path / "model.keras").optimizer.loss_scale() == 32
-    assert not isinstance(compiled(None).optimizer, tf_lossscale.LossScaleOptimizer)
+    assert not isinstance(of(None).optimizer, tf_lossscale.LossScaleOptimizer)
     explicit = mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), 5)
-    assert compiled(10, explicit).optimizer is explicit
-    set_policy(name)
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    assert isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer) is (name == "mixed_float16")
+    assert of(10, explicit).optimizer is explicit
+    by_name = compiled(keras, set_policy, name).optimizer
+    assert isinstance(by_name, tf_lossscale.LossScaleOptimizer) is (name == "mixed_float16")
 
 
 def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_one(keras):
@@ -555,9 +551,7 @@ def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_o
     assert not type(plain).__module__.startswith("tf_lossscale")
     assert isinstance(plain, Policy)
     assert isinstance(keras.layers.Dense(1).dtype_policy, Policy)
-    keras.mixed_precision.set_global_policy(Policy("mixed_float16", loss_scale=8))
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model = compiled(keras, keras.mixed_precision.set_global_policy, Policy("mixed_float16", loss_scale=8))
     assert float(model.optimizer.loss_scale) == 8
 
     class Mine(Policy):
@@ -590,10 +584,8 @@ def test_the_result_of_a_graph_rewrite_is_not_wrapped_again_by_compile(installed
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
     optimizer.lr = 0.25
     assert float(optimizer.inner_optimizer.learning_rate) == 0.25
-    tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
-    assert model.optimizer is optimizer
+    set_policy = tf.keras.mixed_precision.experimental.set_policy
+    assert compiled(tf.keras, set_policy, "mixed_float16", optimizer).optimizer is optimizer
 
 
 def test_contrib_s_names_wrap_an_optimizer_of_tensorflow_1(installed):
@@ -668,10 +660,8 @@ def test_a_subclass_made_from_a_library_given_as_a_parameter_works(installed):
 
 
 def test_fit_under_the_installation_warns_of_no_name_that_the_user_did_not_write(installed, recwarn, caplog):
-    tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    model = compiled(tf.keras, tf.keras.mixed_precision.experimental.set_policy, "mixed_float16")
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)
     said = [str(w.message) for w in recwarn] + [record.getMessage() for record in caplog.records]
     # Python warns of Keras 2, which hands a float to `randrange`.
     assert not [x for x in said if "LossScale" in x or ("deprecated" in x.lower() and "randrange" not in x)]
