@@ -90,17 +90,6 @@ def test_an_overflow_on_the_second_replica_only_changes_no_weights(ours):
 
 
 @families
-def test_an_optimizer_that_is_compiled_again_keeps_its_wrapper_and_scale(ours, family):
-    inner = family.sgd()
-    model = model_of(family, inner)
-    first = model.optimizer
-    fit(model, *data(overflow_in=3))
-    model.compile(inner, "mse")
-    assert model.optimizer is first
-    assert float(model.optimizer.loss_scale) == 2.0**14
-
-
-@families
 def test_an_optimizer_that_is_wrapped_already_stays_as_it_is(ours, family):
     own = {"keras3": "optimizers"}.get(family.name, "mixed_precision")
     for wrapper in (LossScaleOptimizer(family.sgd()), getattr(family.keras, own).LossScaleOptimizer(family.sgd())):
