@@ -17,15 +17,10 @@ def exit_code(arguments):
         return stop.code
 
 
-def test_help_lists_every_command(capsys):
-    assert exit_code(["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"\n    {name} " in printed for name in cli._COMMANDS)
-
-
-def test_without_arguments_it_lists_every_command_too(capsys):
-    assert exit_code([]) == 2
-    printed = capsys.readouterr().err
+@pytest.mark.parametrize(("arguments", "code", "stream"), [(["--help"], 0, "out"), ([], 2, "err")])
+def test_with_help_and_without_arguments_it_lists_every_command(arguments, code, stream, capsys):
+    assert exit_code(arguments) == code
+    printed = getattr(capsys.readouterr(), stream)
     assert all(f"\n    {name} " in printed for name in cli._COMMANDS)
 
 
@@ -49,7 +44,6 @@ SENTENCES = [
 def test_a_mistake_is_said_in_one_line_without_private_names(arguments, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["tf-lossscale"])
-    (tmp_path / "old.py").write_text("x = 1\n")
     (tmp_path / "logs" / "checkpoint").mkdir(parents=True)
     assert exit_code(arguments) == 2
     printed = capsys.readouterr()
@@ -73,21 +67,12 @@ def test_bad_arguments_exit_with_2_and_show_the_usage(arguments, capsys):
     assert "usage: tf-lossscale" in capsys.readouterr().err
 
 
-def test_ctrl_c_in_a_command_exits_with_130(monkeypatch):
-    from tf_lossscale.migrate.checkpoints import inspect_command
-
-    def interrupted(arguments):
+@pytest.mark.parametrize("place", ["importlib.import_module", "tf_lossscale.migrate.checkpoints.inspect_command.run"])
+def test_ctrl_c_while_a_command_is_loaded_or_runs_exits_with_130(place, monkeypatch, capsys):
+    def interrupted(argument):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect_command, "run", interrupted)
-    assert cli.main(["inspect", "logs"]) == 130
-
-
-def test_ctrl_c_while_a_command_is_loaded_exits_with_130(monkeypatch, capsys):
-    def interrupted(name):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    monkeypatch.setattr(place, interrupted)
     assert cli.main(["inspect", "logs"]) == 130
     assert capsys.readouterr().err == ""
 

@@ -13,9 +13,12 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 
+def main_of(example):
+    return runpy.run_path(str(EXAMPLES / f"{example}.py"))["main"]
+
+
 def test_a_custom_loop_lowers_a_scale_that_is_too_high_and_learns(capsys):
-    main = runpy.run_path(str(EXAMPLES / "custom_loop.py"))["main"]
-    assert main(["--steps", "100"]) > 0.6
+    assert main_of("custom_loop")(["--steps", "100"]) > 0.6
     printed = capsys.readouterr().out
     assert "step    0" in printed
     assert "skipped, loss scale is now 2**23" in printed
@@ -96,8 +99,7 @@ def test_the_demo_resumes_bit_for_bit_after_ctrl_c(tmp_path):
 
 @pytest.mark.slow
 def test_variational_inference_in_float16_needs_the_scale(capsys):
-    main = runpy.run_path(str(EXAMPLES / "variational_inference.py"))["main"]
-    accuracies = main(["--steps", "100"])
+    accuracies = main_of("variational_inference")(["--steps", "100"])
     assert abs(accuracies["float16 with scaling"] - accuracies["float32"]) < 0.02
     assert accuracies["float16 with scaling"] > 0.6
     assert accuracies["float16 without scaling"] < 0.2
@@ -130,8 +132,7 @@ def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
-    main = runpy.run_path(str(EXAMPLES / "adafactor_digits.py"))["main"]
-    accuracy, optimizer = main(["--epochs", "3"])
+    accuracy, optimizer = main_of("adafactor_digits")(["--epochs", "3"])
     assert accuracy > 0.8
     assert int(optimizer.skipped_steps) > 0
     printed = capsys.readouterr().out
@@ -140,8 +141,7 @@ def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
 
 
 def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
-    main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
-    main(["--steps", "20"])
+    main_of("gan")(["--steps", "20"])
     skipped = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "steps skipped" in line]
     assert len(skipped) == 2
     assert skipped[0] == skipped[1]
@@ -151,5 +151,4 @@ def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("scales", ["shared", "separate"])
 def test_a_gan_learns(scales):
-    main = runpy.run_path(str(EXAMPLES / "gan.py"))["main"]
-    assert main(["--steps", "800", "--scales", scales]) < 0.3
+    assert main_of("gan")(["--steps", "800", "--scales", scales]) < 0.3

@@ -6,6 +6,7 @@ import gc
 import pytest
 import tensorflow as tf
 
+from tests import loops
 from tests.families import all_families
 from tf_lossscale import LossScale, LossScaleOptimizer
 from tf_lossscale.families.family import Family
@@ -29,10 +30,7 @@ def test_wrappers_and_traced_steps_are_freed(family, compiled):
         weight, optimizer = tf.Variable(1.0), LossScaleOptimizer(family.sgd())
 
         def step():
-            with tf.GradientTape() as tape:
-                scaled_loss = optimizer.get_scaled_loss(weight**2)
-            gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, [weight]))
-            optimizer.apply_gradients(zip(gradients, [weight]))
+            loops.step(optimizer, lambda: weight**2, [weight])
 
         (tf.function(step) if compiled else step)()
 
