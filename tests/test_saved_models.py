@@ -99,15 +99,6 @@ def test_a_checkpoint_after_fit_holds_no_slot_twice_and_goes_on_bit_by_bit(famil
     assert float(model.optimizer.loss_scale) == float(again.optimizer.loss_scale)
 
 
-@families
-def test_a_config_that_is_not_being_saved_starts_anew(family):
-    first, second = model_of(family).optimizer, model_of(family).optimizer
-    second.set_state({"loss_scale": 64.0, "dynamic_counter": 1})
-    assert "loss_scale_state" not in str(second.get_config())
-    again = type(second).from_config(second.get_config())
-    assert again.state() == first.state()
-
-
 @pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
 def test_a_model_file_of_ours_is_read_by_the_original_under_its_own_name(family, tmp_path):
     model = model_of(family)

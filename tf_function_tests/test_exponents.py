@@ -77,8 +77,7 @@ def test_gradients_that_the_caller_has_summed_count_on_each_replica():
     def step():
         def replica():
             [gradient] = optimizer.get_unscaled_gradients([tf.constant([8.0, 16.0])])
-            context = tf.distribute.get_replica_context()
-            summed = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+            summed = tf.distribute.get_replica_context().all_reduce("SUM", gradient)
             optimizer.apply_gradients([(summed, weight)], experimental_aggregate_gradients=False)
 
         strategy.run(replica)

@@ -55,9 +55,20 @@ def fitted(family, name, x, y, dtype="mixed_float16", epochs=1, optimizer=None, 
     return model
 
 
-def data(batches):
+def data(batches, bad_row=None):
+    """Random rows and their sums; one of the rows overflows."""
     x = np.random.default_rng(0).normal(size=(BATCH * batches, 4)).astype("float32")
-    return x, x.sum(1, keepdims=True)
+    y = x.sum(1, keepdims=True)
+    if bad_row is not None:
+        x[bad_row] = 1e38
+    return x, y
+
+
+@functools.cache
+def learned_without(family, bad_row, **options):
+    """The weights and the scale after a `fit` without a strategy, which XLA does not compile."""
+    model = fitted(family, "none", *data(4, bad_row), jit_compile=False, **options)
+    return model.get_weights(), float(model.optimizer.loss_scale)
 
 
 def count(optimizer):
@@ -70,8 +81,7 @@ def count(optimizer):
 def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family, name):
     if why_not(family, name, "fit"):
         pytest.skip(why_not(family, name, "fit"))
-    x, y = data(4)
-    x[2 * BATCH - 1] = 1e38  # the last row of the second batch
+    x, y = data(4, bad_row=2 * BATCH - 1)  # the last one of the second batch
     # tf_keras refuses mixed precision in central storage.
     dtype = "float32" if name == "central_storage" else "mixed_float16"
     model = fitted(family, name, x, y, dtype, jit_compile=False)
@@ -89,39 +99,22 @@ def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family
 def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
     if why_not(family, name, "fit"):
         pytest.skip(why_not(family, name, "fit"))
-    x, y = data(4)
-    mine = fitted(family, name, x, y, dtype="float32", epochs=2, jit_compile=False)
-    weights, scale = learned_without(family)
+    mine = fitted(family, name, *data(4), dtype="float32", epochs=2, jit_compile=False)
+    weights, scale = learned_without(family, None, dtype="float32", epochs=2)
     for a, b in zip(mine.get_weights(), weights):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
     assert float(mine.optimizer.loss_scale) == scale
-
-
-@functools.cache
-def learned_without(family):
-    model = fitted(family, "none", *data(4), dtype="float32", epochs=2, jit_compile=False)
-    return model.get_weights(), float(model.optimizer.loss_scale)
 
 
 @pytest.mark.table("one_device-keras3", every=7)
 @families
 @pytest.mark.parametrize("name", ["none", "one_device"])
 def test_compiled_fit_in_float16_is_fit(family, name):
-    x, y = data(4)
-    x[0] = 1e38
-    mine = fitted(family, name, x, y, jit_compile=True)
-    weights, scale = learned_from_an_overflow(family)
+    mine = fitted(family, name, *data(4, bad_row=0), jit_compile=True)
+    weights, scale = learned_without(family, 0)
     for a, b in zip(mine.get_weights(), weights):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
     assert float(mine.optimizer.loss_scale) == scale == 64.0
-
-
-@functools.cache
-def learned_from_an_overflow(family):
-    x, y = data(4)
-    x[0] = 1e38
-    model = fitted(family, "none", x, y, jit_compile=False)
-    return model.get_weights(), float(model.optimizer.loss_scale)
 
 
 class TestCompiledFitOverSeveralReplicas:
