@@ -42,8 +42,6 @@ BAD_ARGUMENTS = [
     ({"dynamic": False, "skip_nonfinite": True}, '"initial_scale" must be specified'),
     ({"dynamic": False, "initial_scale": 8, "hysteresis": 2}, "`hysteresis` must be left out if `dynamic` is False"),
     ({"dynamic": False, "initial_scale": 8, "max_scale": 16}, "`max_scale` must be left out if `dynamic` is False"),
-    ({"dynamic": False, "initial_scale": 8, "on_stall": "raise"}, "`on_stall` and `stall_steps` must be left out"),
-    ({"dynamic": False, "initial_scale": 8, "stall_steps": 5}, "`on_stall` and `stall_steps` must be left out"),
     ({"dynamic": False, "initial_scale": 0}, "initial_scale"),
     ({"dynamic": False, "initial_scale": 8, "dynamic_growth_steps": 5}, "dynamic_growth_steps"),
     *[({"dynamic": value}, "dynamic") for value in ("dynamic", 1024, 1, None)],

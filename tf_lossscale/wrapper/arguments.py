@@ -13,7 +13,6 @@ from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.diagnosis.exponents import EVERY, Exponents
 from tf_lossscale.diagnosis.overflow import Diagnosis
-from tf_lossscale.wrapper.stall import PATIENCE, Stall
 
 #: The scale that a dynamic loss scale starts with, unless `initial_scale` is passed.
 DEFAULT_SCALE = 2.0**15
@@ -161,17 +160,6 @@ def diagnosis(diagnose: Any, every: Any, loss_scale: LossScale) -> tuple[Diagnos
             "gradients. Pass skip_nonfinite=True or dynamic=True."
         )
     return Diagnosis(), None
-
-
-def stall(on_stall: Any, steps: Any, loss_scale: LossScale) -> Stall:
-    """Create the object that reports stalls."""
-    created = Stall(on_stall, steps)
-    if not loss_scale.may_skip and (created.action != "warn" or created.steps != PATIENCE):
-        raise ValueError(
-            "`on_stall` and `stall_steps` must be left out with a fixed scale that never skips a step, because such "
-            "training never stalls. To skip steps with non-finite gradients, pass skip_nonfinite=True."
-        )
-    return created
 
 
 def require_jit_compile(jit_compile: Any) -> None:

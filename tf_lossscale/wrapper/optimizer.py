@@ -21,7 +21,7 @@ from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.saving import Configurable
 from tf_lossscale.wrapper.scaling import Scaling
-from tf_lossscale.wrapper.stall import PATIENCE
+from tf_lossscale.wrapper.stall import PATIENCE, Stall
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Optimizer, Scalar, Variable
@@ -88,8 +88,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         on_stall: what happens in a stall, which means `stall_steps` skipped steps in a row: "warn", "raise", or a
             function that is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
             InvalidArgumentError in a graph. Each stall is reported once, in the last of these steps. If XLA compiles
-            the step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`. `on_stall`
-            and `stall_steps` are not allowed with a fixed scale that never skips a step.
+            the step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`.
         stall_steps: the number of skipped steps in a row that count as a stall.
         diagnose: True to record the variables whose gradients overflow, for `overflow_report`, and the norm of all
             gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
@@ -177,7 +176,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        stall = arguments.stall(on_stall, stall_steps, scale)
+        stall = Stall(on_stall, stall_steps)
         diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, scale)
         arguments.require_jit_compile(jit_compile)
         family = wrapper_class._family_class(inner_optimizer)
