@@ -19,7 +19,7 @@ _MARK = "_marked_by_tf_lossscale"
 
 
 def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
-    """Mark the tensors, sparse and ragged ones too, in a structure as multiplied by a loss scale, or as divided by it."""
+    """Mark the tensors in a structure, also sparse and ragged ones, as multiplied or as divided by a loss scale."""
     for tensor in tf.nest.flatten(tensors):
         if isinstance(tensor, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor)):
             setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
