@@ -75,6 +75,25 @@ def test_fit_restores_the_state_and_keeps_metrics(keras, run_eagerly):
 
 
 @libraries
+def test_a_metric_of_the_model_keeps_what_a_skipped_step_added(keras):
+    class Tracking(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.tracker, self.dense = keras.metrics.Sum(), keras.layers.Dense(1)
+
+        def call(self, x, training=False):
+            self.tracker.update_state(1.0)
+            return self.dense(x)
+
+    model, optimizer = Tracking(), wrapped(keras)
+    step = tf_lossscale.keep_state(model, optimizer)(step_of(model, optimizer))
+    model(FINE)
+    for x in (FINE, OVERFLOWING, OVERFLOWING):
+        step(tf.constant(x))
+    assert (int(optimizer.skipped_steps), float(model.tracker.result())) == (2, 4.0)
+
+
+@libraries
 def test_the_state_of_every_replica_is_restored(keras):
     with strategies.get("mirrored_2").scope():
         model = model_of(keras)
