@@ -2,8 +2,8 @@
 
 import pytest
 import tensorflow as tf
-import tf_keras
 
+from tests.families import tf_keras
 from tf_lossscale.legacy.policy import policies_of
 
 

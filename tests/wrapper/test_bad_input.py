@@ -305,7 +305,7 @@ def test_weights_that_do_not_fit_change_none(family):
     optimizer.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
     before = optimizer.get_weights()
     wrong_shape = [np.zeros(5) if np.ndim(w) else np.zeros_like(w) for w in before]
-    for bad in ([np.zeros(3)], before[:-1], wrong_shape):
+    for bad in ([np.zeros(3)], before[:-1], [*before, np.zeros(2)], wrong_shape):
         with pytest.raises(ValueError, match=r"set_weights|shape"):
             optimizer.set_weights(bad)
     for a, b in zip(before, optimizer.get_weights()):
