@@ -304,8 +304,9 @@ def test_weights_that_do_not_fit_change_none(family):
         optimizer.apply([tf.constant([0.5, -1.0])])
     optimizer.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
     before = optimizer.get_weights()
+    of_scale = [variable.numpy() for variable in optimizer._loss_scale.variables]
     wrong_shape = [np.zeros(5) if np.ndim(w) else np.zeros_like(w) for w in before]
-    for bad in ([np.zeros(3)], before[:-1], [*before, np.zeros(2)], wrong_shape):
+    for bad in ([np.zeros(3)], before[:-1], [*before, np.zeros(2), *of_scale], wrong_shape):
         with pytest.raises(ValueError, match=r"set_weights|shape"):
             optimizer.set_weights(bad)
     for a, b in zip(before, optimizer.get_weights()):
