@@ -150,6 +150,18 @@ def test_variables_whose_shapes_do_not_fit_leave_the_scale_as_it_was():
     assert (float(optimizer.loss_scale), int(optimizer.dynamic_counter)) == (64.0, 0)
 
 
+def test_the_values_of_an_unwrapped_optimizer_with_a_schedule_are_loaded():
+    schedule, weight = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5), tf.Variable([1.0, 1.0])
+    bare, optimizer = tf.keras.optimizers.SGD(schedule, 0.5), made(tf.keras.optimizers.SGD(schedule, 0.5))
+    bare.apply([tf.constant([1.0, 2.0])], [weight])
+    optimizer.build([weight])
+    store = {}
+    bare.save_own_variables(store)
+    optimizer.load_own_variables({name: np.asarray(value) for name, value in store.items()})
+    assert (int(optimizer.iterations), float(optimizer.loss_scale)) == (1, 64.0)
+    np.testing.assert_array_equal(optimizer.weights[1], [-0.5, -1.0])
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no_slots", "slots"])
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_weights_that_are_set_before_the_variables_are_known_bring_slots_and_scale(momentum, rate):
