@@ -206,6 +206,9 @@ def test_weights_that_are_loaded_before_the_optimizer_is_built_bring_the_scale_a
         "Build the optimizer before loading."
     ]
     assert (int(optimizer.iterations), float(optimizer.loss_scale)) == (0, 128.0)
+    model.compile(LossScaleOptimizer(tf.keras.optimizers.Adam(0.125), dynamic=False, initial_scale=8.0), "mse")
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert "learning rate and slots are not loaded. Build the optimizer" in warnings[1]
 
 
 @all_families
