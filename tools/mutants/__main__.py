@@ -145,8 +145,8 @@ def sampled(sources: Mapping[str, str], count: int, seed: int) -> Iterator[Mutan
 def tests_of(path: str) -> list[str]:
     """Return the tests that belong to a module: those of its folder, those in MORE_TESTS, and its doctests."""
     folder = pathlib.Path(path).relative_to("tf_lossscale").parts[0].removesuffix(".py")
-    own = [f"tests/{folder}"] if (ROOT / "tests" / folder).is_dir() else ["tests"]
-    return [*own, *MORE_TESTS.get(folder, ()), path]
+    own = [f"tests/{folder}"] if (ROOT / "tests" / folder).is_dir() else []
+    return [*(own + [*MORE_TESTS.get(folder, ())] or ["tests"]), path]
 
 
 class Job(NamedTuple):
