@@ -366,6 +366,14 @@ def test_an_update_after_two_gradient_functions_of_different_contracts_raises(fa
     assert weight.numpy() == 2.0
 
 
+def test_a_function_that_unscales_may_be_called_in_two_functions():
+    weight, optimizer = setup(FAMILIES[0])
+    unscale = tf.function(lambda scaled: optimizer.get_unscaled_gradients([scaled])[0])
+    for _ in range(2):
+        step = tf.function(lambda: unscale(gradient_of(weight, optimizer.get_scaled_loss)))
+        assert step().numpy() == 1.0
+
+
 def test_after_a_step_in_eager_mode_a_function_of_the_same_contract_is_taken_and_of_the_other_one_raises():
     weight, optimizer = setup(FAMILIES[0])
     optimizer.apply_gradients([(gradient_of(weight, optimizer.scale_loss), weight)])
