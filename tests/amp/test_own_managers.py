@@ -24,6 +24,19 @@ class Thirds(amp.LossScaleManager):
         self.scale = self.scale / 3 if overflow else self.scale + 1
 
 
+class ThirdsInItsAttribute(amp.LossScaleManager):
+    """By numbers, stored where a restored scale is set."""
+
+    def __init__(self):
+        self.loss_scale = 81.0
+
+    def get_loss_scale(self):
+        return self.loss_scale
+
+    def update_loss_scale(self, overflow):
+        self.loss_scale = self.loss_scale / 3 if overflow else self.loss_scale + 1
+
+
 class ThirdsInAGraph(Thirds):
     """By a cell as well; the numbers are not asked."""
 
@@ -125,6 +138,7 @@ def test_a_manager_of_ones_own_goes_on_from_a_restored_scale(compiled, tmp_path,
     monkeypatch.setattr(logging, "warning", lambda text, *arguments: warnings.append(text % arguments))
     assert resumed(lambda: Cautious(1024, 2, 100), tmp_path, compiled) == [100 / 2, 100 / 2, 100 / 2]
     assert resumed(ThirdsInAGraph, tmp_path, compiled) == [9, 9, 10]
+    assert resumed(ThirdsInItsAttribute, tmp_path, compiled) == [9, 9, 10]
     assert not warnings
 
 

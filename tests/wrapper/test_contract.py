@@ -577,14 +577,22 @@ def test_an_abandoned_loss_does_not_contradict_a_traced_update_of_either_kind():
     assert rate > 0 and optimizer.loss_scale.numpy() == 1024.0
 
 
-@pytest.mark.parametrize("change", [lambda g: tf.clip_by_norm(g, 10.0), lambda g: g * 0.5, tf.identity])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g, weight: tf.clip_by_norm(g, 10.0),
+        lambda g, weight: g * 0.5,
+        lambda g, weight: tf.identity(g),
+        lambda g, weight: g + 0.5 * weight,
+    ],
+)
 def test_in_a_function_a_gradient_is_not_unscaled_again_after_an_operation(change):
     weight, optimizer = setup(FAMILIES[-1])
 
     @tf.function
     def step():
         (gradient,) = loops.unscaled_gradients(optimizer, lambda: 0.25 * weight, [weight])
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([change(gradient)]), [weight]))
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([change(gradient, weight)]), [weight]))
 
     with pytest.raises(RuntimeError, match="already unscaled"):
         step()
