@@ -166,6 +166,7 @@ def test_an_option_that_a_traced_function_does_not_see_is_said(library, make, op
     change(before)
     assert "traced" not in caplog.text, "no function was traced"
     tf.function(step)(optimizer, [variable])
+    step(optimizer, [variable])
     change(before)
     optimizer.param_groups[0]["lr"] = 0.2
     optimizer.load_state_dict(optimizer.state_dict())
