@@ -190,7 +190,7 @@ def test_a_step_that_cannot_call_a_hook_or_take_its_result_says_so(make, caplog)
         weight.grad = tf.ones([2, 3])
         optimizer.step()
 
-    optimizer.apply([tf.ones([2, 3])], [weight])
+    optimizer.apply_gradients([(tf.ones([2, 3]), weight)])
     optimizer.register_step_post_hook(print).remove()
     tf.function(step)()
     assert "traced" not in caplog.text
