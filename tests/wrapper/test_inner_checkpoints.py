@@ -84,6 +84,19 @@ def test_a_file_of_the_wrapper_and_one_of_its_inner_optimizer_hold_the_same(fami
 
 
 @all_families
+def test_the_checkpoint_of_an_unwrapped_optimizer_goes_on_in_a_wrapper_that_has_taken_no_step(family, tmp_path):
+    bare, weight, gradient = family.adam(), tf.Variable([1.0, 2.0]), tf.constant([1.0, -2.0])
+    for _ in range(3):
+        family.apply(bare, [gradient], [weight])
+    path = tf.train.Checkpoint(optimizer=bare, weight=weight).write(str(tmp_path / "ckpt"))
+    optimizer, again = LossScaleOptimizer(family.adam()), tf.Variable([0.0, 0.0])
+    tf.train.Checkpoint(optimizer=optimizer, weight=again).read(path)
+    family.apply(bare, [gradient], [weight])
+    optimizer.apply_gradients([(gradient, again)])
+    np.testing.assert_array_equal(again, weight)
+
+
+@all_families
 def test_optimizers_that_share_a_scale_bring_it_back_from_any_of_them(family, tmp_path):
     shared, inner = SharedLossScale(8.0), [family.sgd(), family.sgd()]
     for each in inner:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import FAMILIES, all_families, families, tf_keras
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -171,6 +171,9 @@ def test_an_inner_optimizer_that_tracks_a_base_optimizer_is_checkpointed(family,
 def test_minimize_returns_and_takes_what_the_documentation_says(family):
     weight = tf.Variable(2.0)
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+    compute = tf.function(lambda: optimizer.compute_gradients(1.0 * weight, [weight]))
+    with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
+        compute()
     with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
         optimizer.minimize(tf.constant(1.0), [weight])
     optimizer.minimize(loss=lambda: 1.0 * weight, var_list=[weight], grad_loss=None, name="step", tape=None)
@@ -214,6 +217,20 @@ def test_legacy_graphs_with_tf_keras_legacy_optimizers():
         assert session.run(weight) == 1.5
         session.run(update, {factor: np.nan})
         assert session.run([weight, optimizer.loss_scale]) == [1.5, 4.0]
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES[2:4], ids=ALL_IDS[2:4])
+@pytest.mark.parametrize("method", ["apply", "apply_gradients"])
+def test_in_a_session_the_result_of_either_method_is_the_step_to_run(family, method):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.Variable(2.0)
+        optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8.0)
+        gradients = tf.gradients(optimizer.scale_loss(1.0 * weight), [weight])
+        given = (gradients, [weight]) if method == "apply" else ([(gradients[0], weight)],)
+        step = getattr(optimizer, method)(*given)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step)
+        assert session.run(weight) == 1.5
 
 
 class Local(tf_keras.optimizers.SGD):

@@ -196,6 +196,11 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
         children = self._trackable_children()
         return children[name] if name in children else self._optimizer._lookup_dependency(name, *args)
 
+    @property
+    def _deferred_dependencies(self) -> Any:
+        # Values of a checkpoint of an unwrapped optimizer that is restored before the first step creates its variables.
+        return self._optimizer._deferred_dependencies
+
 
 def _counts(value: Any) -> bool:
     """Return whether a variable may count steps: it contains integers, or is not trained."""

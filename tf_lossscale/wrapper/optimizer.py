@@ -59,7 +59,8 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
 
     `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it automatically.
 
-    Hyperparameters of the inner optimizer can be read and set on the wrapper:
+    Hyperparameters of the inner optimizer, such as `learning_rate` and `beta_1`, can be read and set on the wrapper.
+    Constants such as `epsilon`, `amsgrad` and `nesterov` can be read on `inner_optimizer` only:
 
     >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(1.0))
     >>> optimizer.beta_1 = 0.75
@@ -261,7 +262,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            In eager mode, None or `iterations`, whichever the inner optimizer returns. In a `tf.function`, a tensor
+            In eager mode, None, or `iterations` around an optimizer of Keras 3. In a `tf.function`, a tensor
             that is available when the step is complete; with a `SharedLossScale`, the end of the block completes it. In
             a TF1 graph, the operation that takes the step.
 
@@ -288,7 +289,9 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         return self._result(outcome)
 
     @do_not_convert
-    def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None) -> None:
+    def apply(
+        self, grads: Iterable[Gradient], trainable_variables: Iterable[Variable] | None = None
+    ) -> tf.Operation | None:
         """Unscale and apply gradients of a loss from `scale_loss`, as in Keras 3.
 
         If a gradient is not finite, the step is skipped, and `iterations` does not count it.
@@ -305,6 +308,9 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             trainable_variables: one variable for each gradient. The default is the variables that were passed to
                 `build`.
 
+        Returns:
+            In a TF1 graph, the operation that takes the step. Otherwise None.
+
         Raises:
             ValueError: the lengths differ, all gradients are None, there are no variables, or the call is in a
                 cross-replica context.
@@ -318,7 +324,8 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         decision = self._contract.decide_for_apply(grads, self._loss_scale, self._family.apply_takes_unscaled)
         outcome = self._step(grads, variables, decision.scaled, aggregate=True, keywords={})
         self._contract.record(decision)
-        self._result(outcome)
+        result = self._result(outcome)
+        return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
     def _step(
         self, gradients: list[Any], variables: list[Any], scaled: bool, aggregate: bool, keywords: dict[str, Any]

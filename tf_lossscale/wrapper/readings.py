@@ -44,7 +44,7 @@ class Observable(Parts):
 
     @property
     def skipped_steps(self) -> tf.Tensor | int:
-        """The number of skipped steps since this optimizer was created, as an int64 scalar tensor.
+        """The number of skipped steps, as an int64 scalar tensor. A loaded model continues with the saved number.
 
         If the optimizer is configured never to skip a step, the value is the Python integer 0.
         """

@@ -60,7 +60,7 @@ class Scaling(Parts):
 
         Raises:
             TypeError: the loss does not have a floating-point dtype.
-            RuntimeError: the loss is scaled already.
+            RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
         scaled = self._scaled("get_scaled_loss", loss)
         _warn_if_loss_cannot_hold(loss, self._current_factor)
@@ -91,7 +91,7 @@ class Scaling(Parts):
 
         Raises:
             TypeError: the loss does not have a floating-point dtype.
-            RuntimeError: the loss is scaled already.
+            RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
         return self._scaled("scale_loss", loss)
 
@@ -133,7 +133,7 @@ class Scaling(Parts):
 
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
-            RuntimeError: a gradient is already unscaled.
+            RuntimeError: a gradient is already unscaled. In eager mode, results of arithmetic on it are not recognized.
         """
         grads = list(grads)
         self._contract.require_scaled(grads, self._loss_scale)
@@ -214,9 +214,9 @@ class Scaling(Parts):
             A list of (gradient, variable) pairs.
 
         Raises:
-            ValueError: `loss` is a tensor, and `tape` is missing.
+            ValueError: `loss` is a tensor, and `tape` is missing. In a TF1 graph a tensor needs no tape.
         """
-        if not callable(loss) and tape is None and tf.executing_eagerly():
+        if not callable(loss) and tape is None and tf.compat.v1.executing_eagerly_outside_functions():
             raise ValueError(
                 "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
                 f"function that returns the loss. Received: loss={loss}, tape=None."

@@ -122,6 +122,15 @@ def test_what_is_not_the_same_today_is_noted(saved):
     assert optimizer.beta_1 == 0.9
 
 
+def test_the_decay_of_nadams_momentum_is_not_noted_as_that_of_the_learning_rate(tmp_path):
+    given = variables()
+    old = LossScaleOptimizer(LEGACY.Nadam(0.05))
+    old.apply_gradients([(tf.ones_like(variable), variable) for variable in given])
+    path = tf.train.Checkpoint(optimizer=old, variables=given).save(str(tmp_path / "ckpt"))
+    notes = migrate.restore(path, tf.keras.optimizers.Nadam(0.05), given).notes
+    assert not [note for note in notes if "decays" in note]
+
+
 def test_a_schedule_stays_and_accumulated_micro_steps_count_as_keras_counts_them(saved):
     schedule = tf.keras.optimizers.schedules.InverseTimeDecay(0.05, 1, 0.1)
     optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(schedule, gradient_accumulation_steps=2))

@@ -42,7 +42,8 @@ class Notes:
         if target.slots_are_lists and not saved.slots_are_lists:
             # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
             ignored |= {"decay", "weight_decay"} if kind == "AdamW" else {"decay"}
-            if decay := saved.hyperparameters.get("decay"):
+            # The `decay` of Nadam is that of its momentum.
+            if kind != "Nadam" and (decay := saved.hyperparameters.get("decay")):
                 self.texts.append(
                     f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
                     f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
