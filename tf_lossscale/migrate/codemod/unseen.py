@@ -119,18 +119,26 @@ def _items(source: Uses) -> list[tuple[str | None, ast.expr]]:
 
 def _private_attributes(source: Uses, edits: Edits) -> None:
     """Report private members of wrappers that a file overrides, assigns or calls."""
-    bases = [source.parents[use.node] for use in source.uses if use.roles & names.WRAPPERS]
-    bodies = [each.body for each in bases if isinstance(each, ast.ClassDef)]
-    for method in (each for body in bodies for each in body if getattr(each, "name", "") in _OVERRIDDEN):
+    derived = {source.parents[use.node]: use.roles & names.WRAPPERS for use in source.uses}
+    wrappers = [each for each, wraps in derived.items() if isinstance(each, ast.ClassDef) and wraps]
+    for method in (each for wrapper in wrappers for each in wrapper.body if getattr(each, "name", "") in _OVERRIDDEN):
         edits.todo(method, _OVERRIDES.format(getattr(method, "name", "")))
     for node in source.nodes(ast.Attribute):
         owner = source.code(node.value)
-        if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store) and (owner != "self" or bodies):
-            edits.notice(node, _TAKES)
+        if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store):
+            # In a class that derives from an old loss scale, the attribute is the class's own.
+            if owner != "self" or (wrappers and derived.get(_class_around(source, node), True)):
+                edits.notice(node, _TAKES)
         elif node.attr in _HOOKS:
             edits.todo(node, _HOOK.format(node.attr))
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
             edits.todo(node, _DECAYED.format(owner.rpartition(".")[0]))
+
+
+def _class_around(source: Uses, node: ast.AST) -> ast.AST:
+    while node is not source.tree and not isinstance(node, ast.ClassDef):
+        node = source.parents[node]
+    return node
 
 
 def _old_state(source: Uses, edits: Edits) -> None:
