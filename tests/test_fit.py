@@ -63,6 +63,64 @@ def test_fit_equals_fit_with_the_librarys_own_wrapper(family):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+def dense_model(family, weights=None):
+    """The guide's model, small; in mixed_float16 but for the last layer, as the guide has it."""
+    layers = family.keras.layers
+    inputs = family.keras.Input(shape=(4,))
+    x = layers.Dense(16, activation="relu", name="dense_1")(inputs)
+    x = layers.Dense(16, activation="relu", name="dense_2")(x)
+    x = layers.Dense(3, name="dense_logits")(x)
+    outputs = layers.Activation("softmax", dtype="float32", name="predictions")(x)
+    model = family.keras.Model(inputs=inputs, outputs=outputs)
+    assert model.layers[1].compute_dtype == "float16"
+    if weights is not None:
+        model.set_weights(weights)
+    return model
+
+
+def guide_loop(keras, model, optimizer, steps):
+    """The custom training loop of TensorFlow's mixed precision guide; yields the weights and the scale."""
+    loss_object = keras.losses.SparseCategoricalCrossentropy()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(steps, 16, 4)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, (x.argmax(axis=2) % 3).astype("int32")))
+
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            predictions = model(x)
+            loss = loss_object(y, predictions)
+            scaled_loss = optimizer.get_scaled_loss(loss)
+        scaled_gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        gradients = optimizer.get_unscaled_gradients(scaled_gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    for x, y in dataset:
+        train_step(x, y)
+        yield model.get_weights(), float(optimizer.loss_scale)
+
+
+@pytest.mark.table("keras3", every=1)
+@families
+def test_the_guides_loop_trains_step_by_step_as_tf_keras_did(family):
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(size=w.shape).astype("float32") / 2 for w in dense_model(family).get_weights()]
+    original = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.25), initial_scale=2.0**17)
+    ours = LossScaleOptimizer(family.optimizers.SGD(0.25), initial_scale=2.0**17)
+    tf_keras_family = FAMILIES[1]
+    theirs = guide_loop(tf_keras, dense_model(tf_keras_family, weights), original, steps=20)
+    mine = guide_loop(family.keras, dense_model(family, weights), ours, steps=20)
+    scales = []
+    for step, ((expected, expected_scale), (got, scale)) in enumerate(zip(theirs, mine)):
+        assert scale == expected_scale, step
+        scales.append(scale)
+        for a, b in zip(expected, got):
+            np.testing.assert_array_equal(a, b, err_msg=f"step {step}")
+    assert scales[0] < 2.0**17, "the first steps overflow"
+    assert int(ours.skipped_steps) < 10
+
+
 @families
 def test_no_warning_comes_from_fit_or_compile(family, monkeypatch):
     seen = []
