@@ -68,6 +68,8 @@ class Parts:
     _stall: Stall
     _diagnosis: Diagnosis | None
     _exponents: Exponents | None
+    # Maps the id of each variable of a diagnosed step to the variable and its name in reports.
+    _variable_names: dict[int, tuple[Any, str]]
     _jit_compile: bool
     _traced: bool
 

@@ -197,6 +197,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             _stall=stall,
             _diagnosis=diagnosis,
             _exponents=exponents,
+            _variable_names={},
             _jit_compile=jit_compile,
         )
         self._save_scale_with_inner()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tf_lossscale.diagnosis.exponents import Exponents
 from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
 from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper.grads_and_vars import names_of
+from tf_lossscale.wrapper.grads_and_vars import names_of, tensors_of, unique
 from tf_lossscale.wrapper.hyperparameters import Parts
 
 if TYPE_CHECKING:
@@ -240,12 +241,21 @@ class Observable(Parts):
         def as_scaled() -> list[Any]:
             return gradients if scaled else [arithmetic.multiplied(gradient, factor()) for gradient in gradients]
 
-        return self._exponents.record(lambda: names_of(variables), as_scaled, factor)
+        return self._exponents.record(lambda: self._names_in_all_steps(variables), as_scaled, factor)
+
+    def _names_in_all_steps(self, variables: list[Any]) -> tuple[str, ...]:
+        """Return unique names, as `names_of` does, but also different from those of variables in other steps."""
+        tensors, known = tensors_of(variables), self._variable_names
+        new = [i for i, tensor in enumerate(tensors) if id(tensor) not in known or known[id(tensor)][0]() is not tensor]
+        taken = [name for reference, name in known.values() if reference() is not None]
+        names = unique([*taken, *(names_of([variables[i]])[0] for i in new)])[len(taken) :]
+        known.update({id(tensors[i]): (weakref.ref(tensors[i]), name) for i, name in zip(new, names)})
+        return tuple(known[id(tensor)][1] for tensor in tensors)
 
     def _observer(self, variables: list[Any]) -> Callable[..., Any]:
         """Return a function that is called at the end of each step, for the diagnosis and for stalls in eager mode."""
         diagnosis = self._diagnosis if variables else None
-        names = () if diagnosis is None else names_of(variables)
+        names = () if diagnosis is None else self._names_in_all_steps(variables)
         if diagnosis is not None:
             diagnosis.prepare(names)
 
