@@ -75,6 +75,40 @@ def test_fit_restores_the_state_and_keeps_metrics(keras, run_eagerly):
 
 
 @libraries
+def test_the_states_of_a_stateful_rnn_layer_are_restored(keras):
+    cell = keras.layers.LSTM(3, stateful=True)
+    model = keras.Sequential([keras.Input(batch_shape=(2, 3, 2)), cell, keras.layers.Dense(1)])
+    model.compile(wrapped(keras), "mse")
+    model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+    x = np.ones((12, 3, 2), "float32")
+    x[4] = np.inf
+    fit(model, x, batch_size=2)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert np.isfinite([np.array(each) for each in cell.states]).all()
+
+
+@libraries
+def test_a_tensorflow_variable_in_a_layer_is_restored(keras):
+    class Centered(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = tf.Variable(tf.zeros(4), trainable=False)
+
+        def call(self, x, training=False):
+            if training:
+                self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(x, 0))
+            return x - self.mean
+
+    layer = Centered()
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+    model.compile(wrapped(keras), "mse")
+    model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+    fit(model, np.concatenate([BOTH, FINE]))
+    assert int(model.optimizer.skipped_steps) == 1
+    np.testing.assert_allclose(layer.mean, 0.75 * FINE.mean(0), rtol=1e-6)
+
+
+@libraries
 def test_a_metric_of_the_model_keeps_what_a_skipped_step_added(keras):
     class Tracking(keras.Model):
         def __init__(self):

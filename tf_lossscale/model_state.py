@@ -49,8 +49,9 @@ class keep_state(contextlib.ContextDecorator):
 
     Args:
         model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored. These include the
-            weights of layers with `trainable = False`, which another optimizer may train in the same step: for a GAN,
-            pass the generator and the discriminator, each with its optimizer, and not the model that contains both.
+            states of stateful RNN layers, a `tf.Variable` in an attribute of a layer, and the weights of layers with
+            `trainable = False`, which another optimizer may train in the same step: for a GAN, pass the generator and
+            the discriminator, each with its optimizer, and not the model that contains both.
         optimizer: the LossScaleOptimizer, or the LossScale, that takes the step. The default is `model.optimizer`.
 
     Raises:
@@ -140,7 +141,18 @@ def state_of(model: Any) -> list[Any]:
     # In Keras 3, `non_trainable_variables` also contains the states of metrics and random number generators.
     state = model.non_trainable_weights if hasattr(model, "non_trainable_weights") else model.non_trainable_variables
     of_metrics = {id(variable) for metric in getattr(model, "metrics", ()) for variable in metric.variables}
-    return [variable for variable in state if id(variable) not in of_metrics]
+    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
+    state = [*state, *(variable for layer in layers for variable in _states_without_weights(layer))]
+    found = {id(tensor): variable for variable, tensor in zip(state, tensors_of(state))}
+    return [variable for variable in found.values() if id(variable) not in of_metrics]
+
+
+def _states_without_weights(layer: Any) -> list[Any]:
+    """Return the variables that a Keras layer writes, but that are not among its weights."""
+    states = tf.nest.flatten(layer.states) if getattr(layer, "stateful", False) and hasattr(layer, "states") else []
+    # A Keras 3 layer, which is no tf.Module, does not track a tf.Variable.
+    raw = [] if isinstance(layer, tf.Module) else [v for v in vars(layer).values() if isinstance(v, tf.Variable)]
+    return [*(state for state in states if state is not None), *(each for each in raw if not each.trainable)]
 
 
 def _restore_copies(strategy: tf.distribute.Strategy, skipped: Any, variables: list[Any], values: list[Any]) -> None:
