@@ -59,8 +59,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
 
     `minimize` does the same in one call; `model.compile(optimizer)` and `fit` do it automatically.
 
-    Hyperparameters of the inner optimizer, such as `learning_rate` and `beta_1`, can be read and set on the wrapper.
-    Read and set constants such as `epsilon` and `nesterov`, and with tf_keras `weight_decay`, on `inner_optimizer`:
+    Read and set hyperparameters on the wrapper, and constants such as `epsilon` on `inner_optimizer`:
 
     >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(1.0))
     >>> optimizer.beta_1 = 0.75
