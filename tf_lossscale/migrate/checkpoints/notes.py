@@ -42,10 +42,11 @@ class Notes:
         if target.slots_are_lists and not saved.slots_are_lists:
             # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
             ignored |= {"decay", "weight_decay"} if kind == "AdamW" else {"decay"}
-            # The `decay` of Nadam is that of its momentum.
-            if kind != "Nadam" and (decay := saved.hyperparameters.get("decay")):
+            if decay := saved.hyperparameters.get("decay"):
                 self.texts.append(
-                    f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
+                    f"The file has decay={decay:g}, which in Nadam belongs to the momentum, not to the learning rate."
+                    if kind == "Nadam"
+                    else f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
                     f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
                 )
         for name, value in saved.hyperparameters.items():
