@@ -15,7 +15,7 @@ from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.diagnosis.precision import FINITE, LOWEST
 from tf_lossscale.libraries import optional
 from tf_lossscale.model_state import state_of
-from tf_lossscale.wrapper.grads_and_vars import names_of, tensors_of
+from tf_lossscale.wrapper.grads_and_vars import name_of, tensors_of, unique
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.readings import value_of
 from tf_lossscale.wrapper.stall import WHAT_TO_TRY
@@ -181,7 +181,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         state = state_of(self.model)
         names = [
             name
-            for name, variable in zip(names_of(state), tensors_of(state))
+            for name, variable in zip(unique(map(name_of, state)), tensors_of(state))
             if variable.dtype.is_floating and not all_finite([variable.read_value()])
         ]
         self._warned_of_state = bool(names)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -140,18 +141,20 @@ def _is_one(var_list: Any) -> bool:
     return hasattr(var_list, "dtype") or isinstance(var_list, str)
 
 
-def names_of(variables: list[Any]) -> tuple[str, ...]:
-    """Return a unique name for each variable, for reports. The name of a `keras.Variable` is its path."""
-    return unique([getattr(variable, "path", None) or variable.name.split(":")[0] for variable in variables])
+def name_of(variable: Any) -> str:
+    """Return the name of a variable for reports. The name of a `keras.Variable` is its path."""
+    return getattr(variable, "path", None) or variable.name.split(":")[0]
 
 
-def unique(names: list[str]) -> tuple[str, ...]:
+def unique(names: Iterable[str]) -> tuple[str, ...]:
     """Number the names that occur several times: the second "kernel" becomes "kernel_1"."""
     made: list[str] = []
-    for first in names:
-        name, again = first, 0
-        while name in made:
-            again += 1
-            name = f"{first}_{again}"
-        made.append(name)
+    for name in names:
+        made.append(unused(name, made))
     return tuple(made)
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """Return the name, or the name with the first number that makes it different from those that are taken."""
+    numbered = (f"{name}_{i}" if i else name for i in itertools.count())
+    return next(each for each in numbered if each not in taken)

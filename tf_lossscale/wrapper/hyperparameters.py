@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,8 @@ class Parts:
     _stall: Stall
     _diagnosis: Diagnosis | None
     _exponents: Exponents | None
-    # Maps the id of each variable of a diagnosed step to the variable and its name in reports.
-    _variable_names: dict[int, tuple[Any, str]]
+    # Maps each name in a report to the variable that has it.
+    _variable_names: weakref.WeakValueDictionary[str, Any]
     _jit_compile: bool
     _traced: bool
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tf_lossscale.core.loss_scale import FixedLossScale, current_scale
 from tf_lossscale.diagnosis.exponents import EVERY
 from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import arguments, contract
-from tf_lossscale.wrapper.grads_and_vars import names_of, require_fitting, tensors_of, unzip
+from tf_lossscale.wrapper.grads_and_vars import name_of, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable
 from tf_lossscale.wrapper.saving import Configurable
@@ -196,7 +197,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             _stall=stall,
             _diagnosis=diagnosis,
             _exponents=exponents,
-            _variable_names={},
+            _variable_names=weakref.WeakValueDictionary(),
             _jit_compile=jit_compile,
         )
         self._save_scale_with_inner()
@@ -358,7 +359,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
         with tf.control_dependencies(counted):
             if scaled:
-                gradients = family.unscale(gradients, self._contract.factor(self._current_factor), variables)
+                gradients = family.unscale(gradients, self._factor_of_gradients(), variables)
             aggregate = aggregate and family.sums_over_replicas
             if aggregate and family.reduces_itself(variables):
                 with replicas.explaining_refused_merge_calls():
@@ -381,7 +382,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
         if float16:
             self._warn_once(
-                f"The variable {names_of(float16)[0]} is float16, in which small updates are lost: with Adam's default "
+                f"The variable {name_of(float16[0])} is float16, in which small updates are lost: with Adam's default "
                 "settings, a float16 variable may never change. Use the dtype policy mixed_float16, under which layers "
                 "compute in float16 and keep their variables in float32."
             )

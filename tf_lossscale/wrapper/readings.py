@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from tf_lossscale.diagnosis.exponents import Exponents
 from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
 from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper.grads_and_vars import names_of, tensors_of, unique
+from tf_lossscale.wrapper.grads_and_vars import name_of, tensors_of, unused
 from tf_lossscale.wrapper.hyperparameters import Parts
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Observable(Parts):
     """Methods and properties of LossScaleOptimizer that read or set the state of its loss scale."""
 
     dynamic: Any
-    _current_factor: Any
+    _factor_of_gradients: Any
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -235,27 +234,27 @@ class Observable(Parts):
                 'diagnose="exponents", or count in a run without a mesh.'
             )
 
-        def factor() -> tf.Tensor:
-            return self._contract.factor(self._current_factor)
-
         def as_scaled() -> list[Any]:
-            return gradients if scaled else [arithmetic.multiplied(gradient, factor()) for gradient in gradients]
+            if scaled:
+                return gradients
+            return [arithmetic.multiplied(gradient, self._factor_of_gradients()) for gradient in gradients]
 
-        return self._exponents.record(lambda: self._names_in_all_steps(variables), as_scaled, factor)
+        return self._exponents.record(lambda: self._names_in_reports(variables), as_scaled, self._factor_of_gradients)
 
-    def _names_in_all_steps(self, variables: list[Any]) -> tuple[str, ...]:
-        """Return unique names, as `names_of` does, but also different from those of variables in other steps."""
-        tensors, known = tensors_of(variables), self._variable_names
-        new = [i for i, tensor in enumerate(tensors) if id(tensor) not in known or known[id(tensor)][0]() is not tensor]
-        taken = [name for reference, name in known.values() if reference() is not None]
-        names = unique([*taken, *(names_of([variables[i]])[0] for i in new)])[len(taken) :]
-        known.update({id(tensors[i]): (weakref.ref(tensors[i]), name) for i, name in zip(new, names)})
-        return tuple(known[id(tensor)][1] for tensor in tensors)
+    def _names_in_reports(self, variables: list[Any]) -> tuple[str, ...]:
+        """Return the names of variables. In all steps of the optimizer, a name belongs to one variable."""
+        tensors = tensors_of(variables)
+        names = {id(tensor): name for name, tensor in self._variable_names.items()}
+        for variable, tensor in zip(variables, tensors):
+            if id(tensor) not in names:
+                names[id(tensor)] = name = unused(name_of(variable), self._variable_names)
+                self._variable_names[name] = tensor
+        return tuple(names[id(tensor)] for tensor in tensors)
 
     def _observer(self, variables: list[Any]) -> Callable[..., Any]:
         """Return a function that is called at the end of each step, for the diagnosis and for stalls in eager mode."""
         diagnosis = self._diagnosis if variables else None
-        names = () if diagnosis is None else self._names_in_all_steps(variables)
+        names = () if diagnosis is None else self._names_in_reports(variables)
         if diagnosis is not None:
             diagnosis.prepare(names)
 

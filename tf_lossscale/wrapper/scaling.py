@@ -137,7 +137,7 @@ class Scaling(Parts):
         """
         grads = list(grads)
         self._contract.require_scaled(grads, self._loss_scale)
-        unscaled = self._family.unscale(grads, self._contract.factor(self._current_factor))
+        unscaled = self._family.unscale(grads, self._factor_of_gradients())
         self._contract.called("get_unscaled_gradients")
         marks.mark(grads, self._loss_scale, True)
         marks.mark(unscaled, self._loss_scale, False)
@@ -189,6 +189,10 @@ class Scaling(Parts):
         factor = vars(self).get("loss_scale_factor")
         scale = current_scale(self._loss_scale)
         return scale if factor is None else scale * factor
+
+    def _factor_of_gradients(self) -> tf.Tensor:
+        """Return the factor that multiplied the loss of the gradients that are being unscaled or applied."""
+        return self._contract.factor(self._current_factor)
 
     @do_not_convert
     def compute_gradients(

@@ -143,11 +143,11 @@ class Model:
         for variable in machine.all_variables():
             for copy in machine.copies(variable):
                 assert np.isfinite(np.float64(copy)).all(), f"{where}: {variable}"
-        for i, (expected, got) in enumerate(zip(self.variables, machine.variables)):
-            atol = tolerances(self.program)[i] * self._sizes[i]
+        compared = zip(self.variables, machine.variables, tolerances(self.program), self._sizes)
+        for i, (expected, got, tolerance, size) in enumerate(compared):
             for copy in machine.copies(got):
-                message = f"{where}: variable {i}"
-                np.testing.assert_allclose(np.float64(copy), np.float64(expected), rtol=0, atol=atol, err_msg=message)
+                values, message = (np.float64(copy), np.float64(expected)), f"{where}: variable {i}"
+                np.testing.assert_allclose(*values, rtol=0, atol=tolerance * size, err_msg=message)
             # The model goes on from the machine's value, so that rounding errors do not accumulate over the steps.
             expected.assign(copy)
 
