@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests import loops
 from tests.families import all_families
 from tf_lossscale import LossScale, LossScaleOptimizer
-from tf_lossscale.families.family import Family
 from tf_lossscale.wrapper.contract import Contract
+from tf_lossscale.wrapper.family import Family
 
 OURS = (LossScale, LossScaleOptimizer, Contract, Family, tf.__internal__.FuncGraph)
 

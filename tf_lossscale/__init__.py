@@ -19,11 +19,11 @@ _SUBPACKAGES = ("amp", "diagnosis", "legacy", "migrate", "optimizers")
 _HOMES = {
     "DynamicLossScale": "core.dynamic",
     **dict.fromkeys(("FixedLossScale", "LossScale"), "core.loss_scale"),
-    "Family": "families.family",
-    "LossScaleMonitor": "diagnosis.monitor",
+    "Family": "wrapper.family",
+    "LossScaleMonitor": "training.monitor",
     "LossScaleOptimizer": "wrapper.optimizer",
     "SharedLossScale": "core.shared",
-    "keep_state": "model_state",
+    "keep_state": "training.keep_state",
     "register_family": "families.register_family",
     **dict.fromkeys(("install", "wrap_in_compile"), "legacy.install"),
     **dict.fromkeys(_SUBPACKAGES, ""),
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from tf_lossscale.core.dynamic import DynamicLossScale
     from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
     from tf_lossscale.core.shared import SharedLossScale
-    from tf_lossscale.diagnosis.monitor import LossScaleMonitor
-    from tf_lossscale.families.family import Family
     from tf_lossscale.families.register_family import register_family
     from tf_lossscale.legacy.install import install, wrap_in_compile
-    from tf_lossscale.model_state import keep_state
+    from tf_lossscale.training.keep_state import keep_state
+    from tf_lossscale.training.monitor import LossScaleMonitor
+    from tf_lossscale.wrapper.family import Family
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 from tf_lossscale.serialization import register_when_imported as _register_when_imported  # noqa: E402

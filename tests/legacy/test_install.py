@@ -17,9 +17,9 @@ import tensorflow.compat.v1 as tf1
 import tf_lossscale
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import legacy
-from tf_lossscale.families import registry as families_of_optimizers
 from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
+from tf_lossscale.libraries import keras_versions
 
 pytestmark = pytest.mark.wide("the old names in more programs")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.wide("the old names in more programs")
 def installed():
     with tf_lossscale.install():
         yield
-        for library in {families_of_optimizers.keras_of_tensorflow(), "tf_keras"}:
+        for library in {keras_versions.keras_of_tensorflow(), "tf_keras"}:
             policies_of(library).set_policy("float32")
 
 
@@ -145,7 +145,7 @@ def test_a_module_that_is_in_no_file_says_its_name_and_can_be_looked_for(install
 
 
 def test_each_library_has_its_own_policies(installed):
-    if families_of_optimizers.keras_of_tensorflow() == "tf_keras":
+    if keras_versions.keras_of_tensorflow() == "tf_keras":
         pytest.skip("TensorFlow 2.15: there is one Keras")
     tf_keras.mixed_precision.experimental.set_policy("mixed_float16")
     assert tf.keras.layers.Dense(1).compute_dtype == "float32"

@@ -10,10 +10,10 @@ import tf_lossscale
 from tests import loops, strategies
 from tests.families import FAMILIES, NoKeras3
 from tf_lossscale import serialization
-from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import old_names, wrap_in_compile
 from tf_lossscale.legacy.changes import Changes
 from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper import registry as families
 
 with_a_keras_3 = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
 
@@ -27,7 +27,7 @@ def only_keras_2(monkeypatch):
 def test_the_package_keras_is_keras_2_where_its_version_says_so_and_keras_3_is_refused(only_keras_2):
     assert keras_versions.package_of_keras_2() == "keras"
     assert keras_versions.keras_2() is sys.modules["keras"]
-    assert families.library_in("keras.src.optimizers.adam") == "tf_keras"
+    assert keras_versions.library_in("keras.src.optimizers.adam") == "tf_keras"
     with pytest.raises(ImportError, match=r"Install TensorFlow 2\.16"):
         keras_versions.keras_3("optimizers")
 
@@ -70,7 +70,7 @@ def test_with_tf_keras_in_the_place_of_keras_every_family_can_be_wrapped(monkeyp
         wrapper.apply_gradients([(tf.constant(1.0), weight)])
         assert float(weight) == 0.5
         assert wrapper.from_config(wrapper.get_config()).initial_scale == wrapper.initial_scale
-        assert families.library_in(type(family.sgd()).__module__) == family.keras.__name__.partition(".")[0]
+        assert keras_versions.library_in(type(family.sgd()).__module__) == family.keras.__name__.partition(".")[0]
 
 
 @with_a_keras_3
@@ -88,12 +88,12 @@ def test_a_keras_3_that_cannot_be_imported_beside_its_replacement_is_missed_by_n
 def test_with_a_keras_3_keras_2_is_tf_keras():
     assert keras_versions.package_of_keras_2() == "tf_keras"
     assert keras_versions.keras_3("optimizers").Adam is tf.keras.optimizers.Adam
-    assert families.library_in("keras.src.optimizers.adam") == "keras"
+    assert keras_versions.library_in("keras.src.optimizers.adam") == "keras"
 
 
 @pytest.mark.skipif(not isinstance(FAMILIES[0].keras, NoKeras3), reason="needs TensorFlow 2.15")
 def test_everything_that_is_for_the_keras_of_tensorflow_takes_keras_2():
-    assert families.keras_of_tensorflow() == "tf_keras"
+    assert keras_versions.keras_of_tensorflow() == "tf_keras"
     adafactor = tf_lossscale.optimizers.Adafactor()
     assert isinstance(adafactor, tf.keras.optimizers.Optimizer)
     for inner in (tf.keras.optimizers.Adam(), tf.keras.optimizers.legacy.Adam(), adafactor):

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from tf_lossscale import serialization
-from tf_lossscale.families import registry
 from tf_lossscale.legacy import experimental
 from tf_lossscale.libraries import keras_versions, optional
+from tf_lossscale.wrapper import registry
 
 
 def test_a_library_that_is_not_installed_comes_with_the_line_that_installs_it(monkeypatch):

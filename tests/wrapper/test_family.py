@@ -16,8 +16,8 @@ import tensorflow as tf
 import tf_lossscale
 from tests.families import RATE, ApplyOnly, all_families
 from tf_lossscale import LossScaleOptimizer, migrate
-from tf_lossscale.families import registry as families
-from tf_lossscale.families.family import Family
+from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper.family import Family
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -170,7 +170,7 @@ def test_the_walk_through_works_as_written_in_a_copy_of_the_checkout(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "tiny.py").write_text(library)
     (tmp_path / "tf_lossscale" / "families" / "tiny.py").write_text(adapter)
-    registry, table = tmp_path / "tf_lossscale" / "families" / "registry.py", tmp_path / "tests" / "families.py"
+    registry, table = tmp_path / "tf_lossscale" / "wrapper" / "registry.py", tmp_path / "tests" / "families.py"
     insert(registry, "_FAMILIES = [\n", row.rstrip() + ",\n")
     insert(table, "ALL_FAMILIES = (\n", row_of_tests.rstrip() + ",\n")
     insert(table, "import tensorflow as tf\n", "import tiny\n")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.families import FAMILIES, IDS, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, migrate
-from tf_lossscale.families.registry import is_wrapped
+from tf_lossscale.wrapper.registry import is_wrapped
 
 keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
 

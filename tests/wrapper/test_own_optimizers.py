@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_lossscale
 from tests import strategies
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.families import registry
+from tf_lossscale.wrapper import registry
 
 INF = float("inf")
 FACTORS = (1.0, INF, 2.0, INF, 1.0)

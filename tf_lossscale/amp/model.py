@@ -14,8 +14,8 @@ from tf_lossscale.amp.managers import DynamicLossScaleManager
 from tf_lossscale.amp.monitors import LossMonitor, StepLoss
 from tf_lossscale.amp.train_step import TrainOneStepCell
 from tf_lossscale.core import replicas
-from tf_lossscale.families.registry import scales_losses
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+from tf_lossscale.wrapper.registry import scales_losses
 
 # Keras resolves each of these names to a binary, categorical or sparse metric, depending on the shapes of the data.
 _OF_THE_SHAPES = ("accuracy", "acc", "crossentropy", "ce")

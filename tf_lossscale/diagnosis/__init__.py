@@ -5,7 +5,6 @@
 | `OverflowReport` | returned by `LossScaleOptimizer.overflow_report()`, with one `Overflow` for each variable |
 | `PrecisionReport` | returned by `LossScaleOptimizer.precision_report()`, with one `VariablePrecision` each |
 | `ExponentCounts` | the counts of gradients by exponent, from which a `PrecisionReport` is computed |
-| `LossScaleMonitor` | shows the loss scale during Keras's `fit` and in TensorBoard |
 | `plot` | draws a precision report or a training run |
 """
 
@@ -16,18 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy
 
-# Maps each public name to the module that defines it. The modules are imported late: the wrapper imports the modules
-# `exponents`, `overflow` and `precision` of this package, and the module `monitor` imports the wrapper.
+# Maps each public name to the module that defines it.
 _HOMES = {
     **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "precision"),
     **dict.fromkeys(("Overflow", "OverflowReport"), "overflow"),
-    "LossScaleMonitor": "monitor",
     "plot": "plotting",
 }
 
 __all__ = [
     "ExponentCounts",
-    "LossScaleMonitor",
     "Overflow",
     "OverflowReport",
     "PrecisionReport",
@@ -36,7 +32,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tf_lossscale.diagnosis.monitor import LossScaleMonitor
     from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
     from tf_lossscale.diagnosis.plotting import plot
     from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport, VariablePrecision

@@ -12,9 +12,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.families import family
+from tf_lossscale.families import keras3_files as files
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import arguments, hyperparameters, optimizer
+from tf_lossscale.wrapper import arguments, family, hyperparameters, optimizer
 from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of, unique
 from tf_lossscale.wrapper.hyperparameters import of_inner
 
@@ -95,10 +95,10 @@ class Family(family.Family):
                 before = len(self.inner.variables)
                 self.inner.build(variables)
                 loaded, self.loaded_weights = self.loaded_weights, None
-                if loaded is not None and _same_shapes(loaded, self.inner.variables):
+                if loaded is not None and files.same_shapes(loaded, self.inner.variables):
                     assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
-                    _warn_of_other_variables(self.inner, len(loaded), True)
+                    files.warn_of_other_variables(self.inner, len(loaded), True)
                     # The saved slots do not fit the variables, so the slots start at zero. The step count, which
                     # `set_weights` has already loaded, must start at zero as well.
                     self.set_iterations(0)
@@ -279,152 +279,10 @@ class LossScaleOptimizer(
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
         self._family.loaded_weights = loaded
 
-    # The values in a `.keras` file are stored in the order in which Keras's own LossScaleOptimizer saves them, so each
-    # of the two classes can read the other's files. The first value that Keras's class writes is a step count that is
-    # always 0. This class writes the number of overflows that count towards the hysteresis instead.
-
-    def save_own_variables(self, store: Any) -> None:
-        rule: Any = self._loss_scale
-        good, bad = (rule.good_steps, rule.bad_steps) if self.dynamic else (0, 0)
-        # Keras's class has a learning rate of its own, which is always 0.
-        before = [0 if bad is None else bad, 0.0, good, rule._saved_scale()]
-        values = [*before, *self.weights, *_variables_of_own_rule(rule)]
-        for i, value in enumerate(values):
-            store[str(i)] = keras.ops.convert_to_numpy(value)
-
-    def load_own_variables(self, store: Any) -> None:
-        values = [store[str(i)] for i in range(len(store.keys()))]
-        inner: list[Any] = self.weights
-        of_scale: list[tuple[Any, Any]] = []
-        rule: list[Any] = []
-        if _are_of_a_wrapper(values) and not _same_shapes(values, inner):
-            if self.dynamic:
-                of_scale.append((self._loss_scale.good_steps, int(values[2][()])))
-                of_scale.append((self._loss_scale.current_loss_scale, float(values[3][()])))
-                if self._loss_scale.bad_steps is not None:
-                    of_scale.append((self._loss_scale.bad_steps, int(values[0][()])))
-            values, of_rule = values[4:], values[4 + len(inner) :]
-            rule = _variables_of_own_rule(self._loss_scale)
-            if rule and _same_shapes(of_rule, rule):
-                of_scale += zip(rule, of_rule)
-                values = values[: len(inner)]
-            elif self.built and _same_shapes(values[: len(inner)], inner):
-                if rule or of_rule:
-                    _warn_of_other_rule(self._loss_scale, rule, of_rule)
-                values = values[: len(inner)]
-        if len(values) > len(inner) and not self.built:
-            # Without the slots, a step count would make Adam's first steps too small.
-            logging.warning(
-                "%s is not built, so the saved step count, learning rate and slots are not loaded%s. Build the "
-                "optimizer before loading.",
-                type(self._optimizer).__name__,
-                ", but the loss scale is" if of_scale else ", nor is the state of the loss scale" if rule else "",
-            )
-            inner = values = []
-        # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen after
-        # the optimizer was saved. Keras logs a warning in this case, too.
-        if len(values) != len(inner):
-            _warn_of_other_variables(self._optimizer, len(values), bool(of_scale))
-            inner = values = []
-        for variable, value in [*zip(inner, values), *of_scale]:
-            variable.assign(value)
-
-    def _checkpoint_adapter(self, path: str) -> None:
-        # TensorFlow calls this method before it restores any part of a checkpoint, but does not say which part of the
-        # checkpoint belongs to this optimizer.
-        wrapped, others = _optimizers_in(path)
-        self.__dict__.update(_keras_wrote=bool(wrapped and not others), _ambiguous=bool(wrapped and others))
-
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        if vars(self).get("_keras_wrote"):
-            return _part_of_keras_wrapper(self, name)
-        found = self._optimizer._lookup_dependency(name, *args)
-        older = "_keras_wrote" not in vars(self)
-        if found is None and name == "inner_optimizer" and (older or self._ambiguous):
-            cause = f"TensorFlow {tf.__version__} is used" if older else "the checkpoint also contains other optimizers"
-            raise ValueError(
-                "keras.optimizers.LossScaleOptimizer wrote this optimizer's part of the checkpoint. It cannot be "
-                f"restored with tf.train.Checkpoint, because {cause}. Nothing was restored. Restore it with "
-                "tf_lossscale.migrate.restore(path, optimizer, variables, name=...)"
-                + (", or use TensorFlow 2.17 or newer." if older else ".")
-            )
-        return found
-
-
-def _variables_of_own_rule(loss_scale: Any) -> list[Any]:
-    """Return the variables of a user's loss scale that this package's loss scales do not have."""
-    known = [getattr(loss_scale, name, None) for name in ("current_loss_scale", "good_steps", "bad_steps")]
-    return [each for each in loss_scale.variables if not any(each is other for other in known)]
-
-
-def _optimizers_in(path: str) -> tuple[set[str], set[str]]:
-    """Return the paths, in a checkpoint, of Keras's own LossScaleOptimizers and of other optimizers outside them."""
-    suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
-    names = {f"/{name[: -len(suffix)]}" for name, _ in tf.train.list_variables(path) if name.endswith(suffix)}
-    optimizers = {name.removesuffix("_iterations") for name in names if name.endswith("/_iterations")}
-    wrappers = {each for each in optimizers if {f"{each}dynamic_scale", f"{each}step_counter"} <= names}
-    inside = tuple(f"{each}inner_optimizer/" for each in wrappers)
-    return wrappers, {each for each in optimizers - wrappers if not each.startswith(inside)}
-
-
-# Checkpoints of Keras's LossScaleOptimizer contain values for which this package's wrapper may have no variable. This
-# dict maps the names of these values to their dtypes. This package's wrapper never has variables for the first two
-# values. If its scale is fixed, it has none for the last two either.
-_DTYPES_IN_KERAS = {
-    "_iterations": tf.int64,
-    "_learning_rate": tf.float32,
-    "dynamic_scale": tf.float32,
-    "step_counter": tf.int64,
-}
-
-
-def _part_of_keras_wrapper(wrapper: LossScaleOptimizer, name: str) -> Any:
-    """Return the object that receives the values of the child `name` in a checkpoint of Keras's LossScaleOptimizer."""
-    parts = {"inner_optimizer": wrapper._optimizer}
-    if wrapper.dynamic:
-        parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
-        parts["step_counter"] = wrapper._loss_scale.good_steps
-    if name not in parts:
-        dtype = _DTYPES_IN_KERAS.get(name)
-        with tf.init_scope():
-            parts[name] = (
-                tf.__internal__.tracking.AutoTrackable()
-                if dtype is None
-                else tf.Variable(tf.zeros([], dtype), trainable=False)
-            )
-        # TensorFlow keeps only a weak reference to an object that it is restoring, so the wrapper keeps a strong one.
-        wrapper.__dict__.setdefault("_meaningless", {})[name] = parts[name]
-    return parts[name]
-
-
-def _same_shapes(values: list[Any], variables: list[Any]) -> bool:
-    return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
-
-
-def _warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
-    logging.warning(
-        "The saved optimizer has %d variables, but this %s has %d, because other variables were trained, or because "
-        "the saved loss scale had variables of its own. The saved variables are not loaded%s.",
-        *(saved, type(inner).__name__, len(inner.variables)),
-        ", but the loss scale is" if with_scale else "",
-    )
-
-
-def _warn_of_other_rule(loss_scale: Any, rule: list[Any], saved: list[Any]) -> None:
-    own, others = ([tuple(each.shape) for each in some] for some in (rule, saved))
-    logging.warning(
-        "The state of the loss scale %s is not loaded: its own variables have the shapes %s, but the file has %s after "
-        "the inner optimizer's values.",
-        *(type(loss_scale).__name__, own, f"values of the shapes {others}" if others else "nothing"),
-    )
-
-
-def _are_of_a_wrapper(values: list[Any]) -> bool:
-    """Return whether the values were saved by a loss scale wrapper: this package's or Keras's own.
-
-    The first four values that such a wrapper saves are scalars, and the second of them is 0.
-    """
-    return len(values) >= 4 and all(value.shape == () for value in values[:4]) and values[1][()] == 0
+    save_own_variables = files.save
+    load_own_variables = files.load
+    _checkpoint_adapter = files.note_checkpoint
+    _lookup_dependency = files.dependency
 
 
 def _move_under_strategy(inner: Any, variables: list[Any]) -> None:

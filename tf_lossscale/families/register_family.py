@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_lossscale.families import registry
-from tf_lossscale.families.family import Family, require_answers
+from tf_lossscale.wrapper import registry
+from tf_lossscale.wrapper.family import Family, require_answers
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 FamilyClass = TypeVar("FamilyClass", bound=type[Family])

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale.families import family
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import family, optimizer
 
 # Type checkers do not know Sonnet's class.
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
-from tf_lossscale.families import family
-from tf_lossscale.wrapper import optimizer
+from tf_lossscale.wrapper import family, optimizer
 from tf_lossscale.wrapper.grads_and_vars import as_list
 from tf_lossscale.wrapper.hyperparameters import of_inner
 

@@ -12,9 +12,8 @@ import tensorflow as tf
 from tf_lossscale.core import gradients as gradients_lib
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import operations
-from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import hyperparameters, optimizer, saving
+from tf_lossscale.wrapper import family, hyperparameters, optimizer, saving
 from tf_lossscale.wrapper.arguments import CLIPS
 from tf_lossscale.wrapper.hyperparameters import of_inner
 

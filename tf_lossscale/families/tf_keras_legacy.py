@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, variables
-from tf_lossscale.families import family
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import optimizer, saving
+from tf_lossscale.wrapper import family, optimizer, saving
 from tf_lossscale.wrapper.arguments import CLIPS
 from tf_lossscale.wrapper.grads_and_vars import without_none
 from tf_lossscale.wrapper.hyperparameters import of_inner

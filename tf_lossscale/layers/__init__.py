@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_lossscale.families import registry as families
+from tf_lossscale.libraries import keras_versions
 
 
 def layers_of(layer: Any) -> Any:
@@ -22,10 +22,10 @@ def is_layer(value: Any) -> bool:
 
 
 def _library_of(value: Any) -> str | None:
-    libraries = (families.library_in(base.__module__) for base in type(value).__mro__ if base.__name__ == "Layer")
-    return next((library for library in libraries if library in families.MODULES), None)
+    libraries = (keras_versions.library_in(base.__module__) for base in type(value).__mro__ if base.__name__ == "Layer")
+    return next((library for library in libraries if library in keras_versions.MODULES), None)
 
 
 def layers_in(library: str) -> Any:
     """Return the `tf_lossscale.layers` module for a Keras library."""
-    return importlib.import_module(f"tf_lossscale.layers.{families.MODULES[library]}")
+    return importlib.import_module(f"tf_lossscale.layers.{keras_versions.MODULES[library]}")

@@ -15,10 +15,11 @@ import copy
 from typing import Any
 
 from tf_lossscale import layers
-from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
+from tf_lossscale.libraries import keras_versions
+from tf_lossscale.wrapper import registry as families
 from tf_lossscale.wrapper import saving
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
@@ -156,7 +157,7 @@ def get_layer_policy(layer: Any) -> Any:
 
 
 def _policies() -> Any:
-    return policies_of(families.keras_of_tensorflow())
+    return policies_of(keras_versions.keras_of_tensorflow())
 
 
 def _scale_from_newer(

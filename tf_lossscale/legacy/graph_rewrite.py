@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.families import tf1
 from tf_lossscale.legacy import experimental, policy
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
+from tf_lossscale.wrapper import registry as families
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Same

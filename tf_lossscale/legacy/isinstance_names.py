@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import optimizer as optimizer_lib
+from tf_lossscale.wrapper import registry as families
 
 if TYPE_CHECKING:
     from typing_extensions import Self

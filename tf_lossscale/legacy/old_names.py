@@ -21,11 +21,11 @@ import importlib
 import types
 from typing import Any
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import policy, stable
 from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
-from tf_lossscale.libraries import optional
+from tf_lossscale.libraries import keras_versions, optional
+from tf_lossscale.wrapper import registry as families
 
 
 def names_in(module: str, library: str = "") -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _replace(changes: Changes, module: types.ModuleType) -> None:
 
 
 def _put_keras(changes: Changes, module: types.ModuleType) -> None:
-    library = families.library_in(module.LossScaleOptimizer.__module__)
+    library = keras_versions.library_in(module.LossScaleOptimizer.__module__)
     # The adapters derive from the Keras library's own classes, so the adapters are imported before the names of these
     # classes are replaced. If the installed `keras` is Keras 2, this package has no adapters for the separate
     # `tf_keras` package.
@@ -72,7 +72,7 @@ def _put_keras(changes: Changes, module: types.ModuleType) -> None:
 
 
 def _put_private_keras(changes: Changes, module: types.ModuleType) -> None:
-    names = _experimental(families.keras_of_tensorflow())
+    names = _experimental(keras_versions.keras_of_tensorflow())
     names["get_layer_policy"] = {"get_layer_policy": names["get_layer_policy"]}
     changes.put(module, {"experimental": names})
 

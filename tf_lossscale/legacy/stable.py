@@ -5,10 +5,10 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.wrapper import optimizer as optimizer_lib
+from tf_lossscale.wrapper import registry as families
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):

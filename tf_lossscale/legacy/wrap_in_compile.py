@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.legacy import experimental
 from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.isinstance_names import WrapperName
 from tf_lossscale.legacy.policy import policies_of
+from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import optimizer as optimizer_lib
+from tf_lossscale.wrapper import registry as families
 
 # The wrapper of each inner optimizer, and the loss scale of the policy when the wrapper was made. A model that is
 # compiled again with the same inner optimizer gets the same wrapper, unless the policy's loss scale has changed.
@@ -97,7 +98,7 @@ def _with_policy(compile: Callable[..., Any]) -> Callable[..., Any]:
 
 def _change(library: str, wrapper: str, compiles: bool, changes: Changes, trainer: Any) -> None:
     """Change a module in which the name `wrapper` refers to the wrapper class, or in Keras 2 to this class's module."""
-    if families.library_in(trainer.__name__) != library:
+    if keras_versions.library_in(trainer.__name__) != library:
         return
     stand_in = stand_in_for(library)
     both = dict.fromkeys(("BaseLossScaleOptimizer", "LossScaleOptimizer"), stand_in)

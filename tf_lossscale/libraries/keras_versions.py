@@ -18,6 +18,31 @@ def package_of_keras_2() -> str:
     return "keras" if is_keras_2 and not _is_replaced() else "tf_keras"
 
 
+# If tf.keras is Keras 2, optimizers from the separate `tf_keras` package are not supported. `library_in` then returns
+# this name for that package.
+SECOND_KERAS_2 = "tf_keras beside a Keras 2"
+
+#: Maps each Keras library to the name of this package's modules for it, such as `families/keras3.py`.
+MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
+
+
+def library_in(module: str) -> str:
+    """Return the library that a module belongs to: "keras" is Keras 3, and "tf_keras" is Keras 2."""
+    package = module.partition(".")[0]
+    if package in ("keras", "tf_keras") and package_of_keras_2() == "keras":
+        # If the `keras` package is Keras 2, the adapters derive from that package's classes. They then cannot wrap
+        # optimizers from the separate `tf_keras` package.
+        return "tf_keras" if package == "keras" else SECOND_KERAS_2
+    return package
+
+
+def keras_of_tensorflow() -> str:
+    """Return which library `tf.keras` refers to: "keras" (Keras 3) or "tf_keras" (Keras 2)."""
+    import tensorflow as tf
+
+    return library_in(tf.keras.optimizers.Optimizer.__module__)
+
+
 def keras_2(module: str = "") -> Any:
     """Import and return Keras 2, or one of its modules."""
     return optional.load(_dotted(package_of_keras_2(), module), "tf-keras")

@@ -29,6 +29,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name != "Adafactor":
         return _lazy(name)
-    from tf_lossscale.families import registry as families
+    from tf_lossscale.libraries import keras_versions
 
-    return _lazy(families.MODULES[families.keras_of_tensorflow()]).Adafactor
+    return _lazy(keras_versions.MODULES[keras_versions.keras_of_tensorflow()]).Adafactor

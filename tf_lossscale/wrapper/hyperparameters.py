@@ -16,9 +16,9 @@ from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.exponents import Exponents
 from tf_lossscale.diagnosis.overflow import Diagnosis
-from tf_lossscale.families.family import Family
 from tf_lossscale.types import State
 from tf_lossscale.wrapper.contract import Contract
+from tf_lossscale.wrapper.family import Family
 from tf_lossscale.wrapper.stall import Stall
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale, current_scale
 from tf_lossscale.diagnosis.exponents import EVERY
-from tf_lossscale.families import registry as families
 from tf_lossscale.wrapper import arguments, contract
+from tf_lossscale.wrapper import registry as families
 from tf_lossscale.wrapper.grads_and_vars import name_of, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.hyperparameters import Delegating
 from tf_lossscale.wrapper.readings import Observable

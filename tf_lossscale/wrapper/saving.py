@@ -15,7 +15,7 @@ from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale, current_scale
 from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.diagnosis.exponents import EVERY
-from tf_lossscale.families import registry as families
+from tf_lossscale.wrapper import registry as families
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.grads_and_vars import assign_all
 from tf_lossscale.wrapper.hyperparameters import Parts

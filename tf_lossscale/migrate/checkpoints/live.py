@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tf_lossscale.core.variables import as_number
-from tf_lossscale.families import registry as families
 from tf_lossscale.migrate.checkpoints import configs, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Slot, Tensor
 from tf_lossscale.migrate.checkpoints.targets import Target
+from tf_lossscale.wrapper import registry as families
 
 
 def read(source: Target, variables: Mapping[str, Any]) -> File:

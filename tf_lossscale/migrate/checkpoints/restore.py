@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_lossscale.families import registry as families
 from tf_lossscale.migrate.checkpoints import live, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
+from tf_lossscale.wrapper import registry as families
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer as AnyOptimizer

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.families import registry
 from tf_lossscale.migrate.checkpoints.matching import name_of
 from tf_lossscale.migrate.checkpoints.saved import scale_values
+from tf_lossscale.wrapper import registry
 
 
 def target_of(optimizer: Any) -> Target | None:

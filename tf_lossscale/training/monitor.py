@@ -14,7 +14,7 @@ from tf_lossscale.core.gradients import all_finite
 from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.diagnosis.precision import FINITE, LOWEST
 from tf_lossscale.libraries import optional
-from tf_lossscale.model_state import state_of
+from tf_lossscale.training.keep_state import state_of
 from tf_lossscale.wrapper.grads_and_vars import name_of, tensors_of, unique
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.readings import value_of

@@ -56,7 +56,7 @@ def wrapper_class_of(optimizer: Any) -> type | None:
     for base in type(optimizer).__mro__:
         if base in REGISTERED:
             return REGISTERED[base]
-        marks = (library_in(base.__module__), base.__name__)
+        marks = (keras_versions.library_in(base.__module__), base.__name__)
         for row in _FAMILIES:
             if marks == (row.library, row.base) and base.__module__.startswith(row.module):
                 return wrapper_class_in(row.adapter)
@@ -78,16 +78,6 @@ def wrapper_class_in(adapter: str) -> type:
     return importlib.import_module(f"tf_lossscale.families.{adapter}").LossScaleOptimizer
 
 
-def library_in(module: str) -> str:
-    """Return the library that a module belongs to: "keras" is Keras 3, and "tf_keras" is Keras 2."""
-    package = module.partition(".")[0]
-    if package in ("keras", "tf_keras") and keras_versions.package_of_keras_2() == "keras":
-        # If the `keras` package is Keras 2, the adapters derive from that package's classes. They then cannot wrap
-        # optimizers from the separate `tf_keras` package.
-        return "tf_keras" if package == "keras" else _SECOND_KERAS_2
-    return package
-
-
 def wrapper_classes_of(library: str) -> list[type]:
     """Return the wrapper class of each optimizer family in a library."""
     return [wrapper_class_in(row.adapter) for row in _FAMILIES if row.library == library]
@@ -101,22 +91,7 @@ def wrapper_class_of_config(config: dict[str, Any]) -> type:
     """
     module, keys = str(config.get("module")), config.get("config", {})
     writers = [row.adapter for row in _FAMILIES if row.wrote(module, keys)]
-    return wrapper_class_in((writers or [MODULES[keras_of_tensorflow()]])[0])
-
-
-def keras_of_tensorflow() -> str:
-    """Return which library `tf.keras` refers to: "keras" (Keras 3) or "tf_keras" (Keras 2)."""
-    import tensorflow as tf
-
-    return library_in(tf.keras.optimizers.Optimizer.__module__)
-
-
-# If tf.keras is Keras 2, optimizers from the separate `tf_keras` package are not supported. `library_in` then returns
-# this name for that package.
-_SECOND_KERAS_2 = "tf_keras beside a Keras 2"
-
-#: Maps each Keras library to the name of this package's modules for it, such as `families/keras3.py`.
-MODULES = {"keras": "keras3", "tf_keras": "tf_keras"}
+    return wrapper_class_in((writers or [keras_versions.MODULES[keras_versions.keras_of_tensorflow()]])[0])
 
 
 # All wrappers that are alive. An optimizer cannot have two of them, because the two would overwrite each other's loss
@@ -148,8 +123,8 @@ def require_wrapper_class(inner_optimizer: Any) -> Any:
             "(`del optimizer`) and every reference to it first."
         )
     wrapper_class = wrapper_class_of(inner_optimizer)
-    if wrapper_class is None and _SECOND_KERAS_2 in [
-        library_in(base.__module__) for base in type(inner_optimizer).__mro__
+    if wrapper_class is None and keras_versions.SECOND_KERAS_2 in [
+        keras_versions.library_in(base.__module__) for base in type(inner_optimizer).__mro__
     ]:
         raise errors.NotWrappable(
             '"inner_optimizer" must not come from the package tf_keras if tf.keras is Keras 2, as in TensorFlow 2.15, '
