@@ -22,7 +22,7 @@ _HOMES = {
     "Family": "wrapper.family",
     "LossScaleMonitor": "training.monitor",
     "LossScaleOptimizer": "wrapper.optimizer",
-    "SharedLossScale": "core.shared",
+    "SharedLossScale": "wrapper.shared",
     "keep_state": "training.keep_state",
     "register_family": "families.register_family",
     **dict.fromkeys(("install", "wrap_in_compile"), "legacy.install"),
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from tf_lossscale import optimizers as optimizers
     from tf_lossscale.core.dynamic import DynamicLossScale
     from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
-    from tf_lossscale.core.shared import SharedLossScale
     from tf_lossscale.families.register_family import register_family
     from tf_lossscale.legacy.install import install, wrap_in_compile
     from tf_lossscale.training.keep_state import keep_state
     from tf_lossscale.training.monitor import LossScaleMonitor
     from tf_lossscale.wrapper.family import Family
     from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
+    from tf_lossscale.wrapper.shared import SharedLossScale
 
 from tf_lossscale.serialization import register_when_imported as _register_when_imported  # noqa: E402
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.gradients import all_finite
+from tf_lossscale.core.finite import all_finite
 
 SETTINGS = hypothesis.settings(max_examples=150)
 DTYPES = ["float16", "bfloat16", "float32", "float64"]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tf_lossscale import LossScaleOptimizer
-from tf_lossscale.core import gradients as scaling
+from tf_lossscale.core import scaling
 
 INTEGERS = {"float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64}
 DTYPES = list(INTEGERS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core import gradients as scaling
+from tf_lossscale.core import scaling
 from tf_lossscale.core.graphs import optimization_barrier
 
 SETTINGS = hypothesis.settings(max_examples=100)

@@ -13,8 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.core import gradients as gradients_lib
-from tf_lossscale.core import replicas
+from tf_lossscale.core import finite, replicas
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
@@ -178,7 +177,7 @@ class FixedLossScaleManager(LossScaleManager, FixedLossScale):
         """Apply gradients or skip the step; see `LossScale.step`."""
 
         def noting(own: list[Any]) -> object:
-            noted = self.overflowed.assign(tf.logical_not(gradients_lib.all_finite(own)))
+            noted = self.overflowed.assign(tf.logical_not(finite.all_finite(own)))
             with tf.control_dependencies(operations(noted)):
                 return apply(own)
 

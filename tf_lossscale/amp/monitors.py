@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_lossscale.amp.managers import FixedLossScaleManager
 from tf_lossscale.core.variables import LazyVariable, Variables
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
-from tf_lossscale.wrapper.readings import value_of
+from tf_lossscale.wrapper.state import value_of
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer

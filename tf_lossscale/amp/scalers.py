@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale.amp import managers
-from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.graphs import operations, runs_in_order
 from tf_lossscale.core.rules import Counts, Rules
 
@@ -40,7 +40,7 @@ def all_finite(inputs: Gradients | TensorLike) -> tf.Tensor:
     structure = inputs if isinstance(inputs, Mapping) else list(inputs)
     tensors = [_as_tensor(t) for t in tf.nest.flatten(structure) if t is not None]
     parts = [part for t in tensors for part in ((tf.math.real(t), tf.math.imag(t)) if t.dtype.is_complex else (t,))]
-    return gradients_lib.all_finite([part for part in parts if part.dtype.is_floating])
+    return finite.all_finite([part for part in parts if part.dtype.is_floating])
 
 
 class StaticLossScaler(tf.Module):
@@ -92,7 +92,7 @@ class StaticLossScaler(tf.Module):
             TypeError: an input is None, or its dtype is not a floating-point dtype.
         """
         scale = tf.convert_to_tensor(self.scale_value)
-        return _each(inputs, lambda values: gradients_lib.unscale([values], scale)[0])
+        return _each(inputs, lambda values: scaling.unscale([values], scale)[0])
 
     def adjust(self, grads_finite: tf.Tensor | bool) -> bool:
         """Return False, because the scale is fixed.
@@ -167,7 +167,7 @@ def _each(inputs: Same, function: Callable[[tf.Tensor], tf.Tensor]) -> Same:
                 f"`inputs` must be floating-point tensors, but got a tensor of dtype {tensor.dtype.name}. Cast it "
                 "first."
             )
-        return gradients_lib.over_values(function, tensor)
+        return scaling.over_values(function, tensor)
 
     # `map_structure` passes IndexedSlices to `result` as a whole. `result` scales their values and keeps their indices.
     return tf.nest.map_structure(result, inputs)

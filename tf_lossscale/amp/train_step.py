@@ -10,11 +10,9 @@ import tensorflow as tf
 
 from tf_lossscale.amp import levels
 from tf_lossscale.amp.managers import FixedLossScaleManager, LossScaleManager
-from tf_lossscale.core import gradients as gradients_lib
-from tf_lossscale.core import graphs, replicas
+from tf_lossscale.core import finite, graphs, replicas
 from tf_lossscale.core.loss_scale import LossScale
-from tf_lossscale.core.shared import SharedLossScale
-from tf_lossscale.wrapper.grads_and_vars import tensors_of
+from tf_lossscale.wrapper.checks import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 if TYPE_CHECKING:
@@ -250,10 +248,10 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
             Whether the step overflowed on any replica, as a bool scalar tensor.
         """
         super().update(gradients)
-        scale = self.optimizer._loss_scale
-        if scale.may_skip and not isinstance(scale, SharedLossScale):
+        scale = self.optimizer.scaler
+        if scale.may_skip:
             return tf.convert_to_tensor(self.optimizer.last_step_skipped)
-        overflow = tf.cast(tf.logical_not(gradients_lib.all_finite(gradients)), tf.float32)
+        overflow = tf.cast(tf.logical_not(finite.all_finite(gradients)), tf.float32)
         return replicas.sum_over_replicas([overflow])[0] > 0
 
     def construct(self, *inputs: Any) -> Any:

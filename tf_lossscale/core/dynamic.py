@@ -14,10 +14,23 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.rules import KEYWORDS, Counts, Rules, with_rules
-from tf_lossscale.core.variables import LazyVariable
+from tf_lossscale.core.variables import LazyVariable, as_number
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Scalar
+
+
+#: Maps each argument of `change_rules` to a field of `Rules`.
+_FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
+
+
+def _rule(name: str, doc: str) -> Any:
+    """Return a read-only property for a rule."""
+
+    def refuse(self: Any, value: Any) -> None:
+        raise AttributeError(f"`{name}` cannot be set as an attribute. Call change_rules({name}={value!r}).")
+
+    return property(lambda self: getattr(self._rules, _FIELDS[name]), refuse, doc=doc)
 
 
 class DynamicLossScale(LossScale):
@@ -62,11 +75,8 @@ class DynamicLossScale(LossScale):
 
     # `current_loss_scale` and `good_steps` have the same names as in TensorFlow, so that checkpoints are compatible.
 
-    @property
-    def current_loss_scale(self) -> tf.Variable:
-        """The current scale, as a float32 scalar variable."""
-        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
-
+    current_loss_scale: Any = LazyVariable(lambda self: self.initial_scale, tf.float32)
+    """The current scale, as a float32 scalar variable."""
     good_steps: Any = LazyVariable(0, tf.int64)
     """The number of finite steps that count towards the next growth of the scale, as an int64 scalar variable."""
 
@@ -78,16 +88,92 @@ class DynamicLossScale(LossScale):
     # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
     counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
     growth_steps: Any = property(
-        lambda self: self._rules.growth_steps, lambda self, value: self._change_rules(growth_steps=value)
+        lambda self: self._rules.growth_steps, lambda self, value: self._replace_rules(growth_steps=value)
     )
     multiplier: Any = property(lambda self: self._rules.growth_factor, lambda self, value: self._multiply_by(value))
 
     def _multiply_by(self, factor: Any) -> None:
         factor = errors.positive_number("multiplier", factor, "The usual value is 2.")
-        self._change_rules(growth_factor=factor, backoff_factor=1 / factor)
+        self._replace_rules(growth_factor=factor, backoff_factor=1 / factor)
 
-    def _change_rules(self, **changes: Any) -> None:
+    def _replace_rules(self, **changes: Any) -> None:
         self._rules = dataclasses.replace(self._rules, **changes).checked()
+
+    # The rules.
+
+    dynamic_growth_steps: int = _rule("dynamic_growth_steps", "The number of finite steps in a row before growth.")
+    growth_factor: float = _rule("growth_factor", "The factor by which the scale grows.")
+    backoff_factor: float = _rule("backoff_factor", "The factor by which the scale is multiplied after an overflow.")
+    hysteresis: int = _rule("hysteresis", "The number of overflows in a row after which the scale is lowered.")
+    min_scale: float = _rule("min_scale", "The value below which the scale is never lowered.")
+    max_scale: float | None = _rule(
+        "max_scale", "The value above which the scale never grows, or None for float32's maximum."
+    )
+
+    def change_rules(self, **rules: Scalar | None) -> None:
+        """Change the rules by which the scale grows and shrinks. Call this method between training steps.
+
+        >>> scale = DynamicLossScale(8.0)
+        >>> scale.change_rules(dynamic_growth_steps=500, min_scale=16.0)
+        >>> scale.dynamic_growth_steps, scale().numpy().item()
+        (500, 16.0)
+
+        A `tf.function` that was traced before the call keeps the old rules, and a warning says so: create the
+        function again. If the current scale is outside the new bounds, it is set to the nearest bound at once.
+
+        Args:
+            **rules: `dynamic_growth_steps`, `growth_factor`, `backoff_factor`, `hysteresis`, `min_scale` and
+                `max_scale`, as in the constructor. Rules that are not passed do not change.
+
+        Raises:
+            TypeError: a keyword is not one of these rules, or a value is not a number.
+            ValueError: a value is out of range, the class has other rules, or `hysteresis` changes from 1 to a larger
+                value or back to 1.
+            RuntimeError: the method is called while a graph is being built.
+        """
+        changed = self._changed(rules)
+        self._rules = changed
+        for name, nearest in (("max_scale", min), ("min_scale", max)):
+            bound = getattr(changed, name)
+            # Only a bound that was changed is enforced. The scale may already violate the other bound, because the
+            # constructor accepts an `initial_scale` below `min_scale`.
+            if name in rules and bound is not None:
+                self.initial_scale = nearest(self.initial_scale, bound)
+                self.current_loss_scale.assign(nearest(as_number(self.current_loss_scale), bound))
+        if vars(self).get("_traced"):
+            logging.warning(
+                "change_rules() was called after a tf.function with this loss scale was traced: the traced function "
+                "keeps the old %s. Make the tf.function again, or change the rules before its first call.",
+                " and ".join(rules),
+            )
+
+    def _changed(self, rules: dict[str, Any]) -> Rules:
+        """Return the rules after some of them have changed."""
+        unknown = [name for name in rules if name not in _FIELDS]
+        if unknown or not rules:
+            got = unknown[0] if unknown else "nothing"
+            raise TypeError(f"change_rules() takes {', '.join(_FIELDS)}, but got: {got}.")
+        names = ", ".join(f"`{name}`" for name in rules)
+        old = self._rules
+        # The rules of a loss scale with an older API are computed from its attributes.
+        if type(old) is not Rules or "_rules" not in vars(self):
+            raise ValueError(
+                f"{names} cannot be changed, because {type(self).__name__} has no such rule. Set its attributes "
+                "instead, or make a new loss scale."
+            )
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{names} cannot be changed while a graph is being built. Call change_rules() between steps, outside "
+                "of tf.function, or pass the values to the constructor."
+            )
+        changed = dataclasses.replace(old, **{_FIELDS[name]: value for name, value in rules.items()}).checked()
+        if changed.counts_overflows != old.counts_overflows:
+            allowed = "at least 2" if old.counts_overflows else "1"
+            raise ValueError(
+                f"`hysteresis` must stay {allowed} for this loss scale, but got: {changed.hysteresis!r}. A hysteresis "
+                "above 1 needs a variable that counts overflows. Make a new loss scale with the hysteresis you need."
+            )
+        return changed
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, with the rules as they are now. A subclass adds its own arguments.
@@ -119,7 +205,7 @@ class DynamicLossScale(LossScale):
         return assigned
 
     def _counters(self) -> dict[str, Any]:
-        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps, **super()._counters()}
+        return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps}
 
     def _saved_scale(self) -> Any:
         # A subclass may return a multiple of the variable from `__call__`, but `set_state` assigns the variable.

@@ -40,6 +40,23 @@ def finished(result: Any) -> tf.Tensor:
         return tf.constant(True)
 
 
+def enclosing() -> Iterator[Any]:
+    """Iterate over the graph that is being built and the graphs around it. In eager mode there are none."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
+def functions() -> list[Any]:
+    """Return the graphs of the functions being traced, innermost first, then the TF1 graph around them if any."""
+    # The graphs of branches and loops are instances of subclasses of FuncGraph.
+    function, has_session = tf.__internal__.FuncGraph, not tf.compat.v1.executing_eagerly_outside_functions()
+    return [
+        graph for graph in enclosing() if type(graph) is function or (has_session and not isinstance(graph, function))
+    ]
+
+
 def runs_in_order() -> bool:
     """Return whether operations run in program order, as in eager mode and in a tf.function.
 
@@ -47,28 +64,31 @@ def runs_in_order() -> bool:
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
-    graph: Any = tf.compat.v1.get_default_graph()
-    # The graph of a branch or loop is an instance of a subclass of FuncGraph. Skip such graphs, and stop at the graph
-    # of a tf.function.
-    while graph is not None and type(graph) is not tf.__internal__.FuncGraph:
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return any(type(graph) is tf.__internal__.FuncGraph for graph in enclosing())
 
 
 def in_xla_context() -> bool:
     """Return whether XLA compiles the function that is being traced."""
-    if tf.executing_eagerly():
-        return False
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
+    for graph in enclosing():
         # `_get_control_flow_context` is private, so a test asks for the result in each kind of function.
         context = graph._get_control_flow_context()
         while context is not None:
             if context.IsXLAContext():
                 return True
             context = context.outer_context
-        graph = getattr(graph, "outer_graph", None)
     return False
+
+
+def outside_xla(act: Callable[[], Any]) -> tf.Tensor:
+    """Call `act` in a branch of the graph that XLA does not run. Return a tensor that depends on the branch.
+
+    A function may be compiled by XLA after it was traced. Under XLA, the `DeviceIndex` operation always returns the
+    length of its list of devices. That index selects the default branch, which does nothing.
+    """
+    nothing = lambda: tf.constant(True)  # noqa: E731
+    with tf.device("cpu:0"):
+        on_cpu = tf.raw_ops.DeviceIndex(device_names=["CPU"])
+        return tf.switch_case(on_cpu, [lambda: finished(act())], default=nothing)
 
 
 def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""LossScale, the base class of loss scales, with its guarded step; and the fixed loss scale."""
+"""LossScale, the base class of loss scales, and the fixed loss scale."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core import gradients as gradients_lib
-from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import do_not_convert, finished, operations, runs_in_order
+from tf_lossscale.core import finite, scaling, skipping
+from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, SameGradient, State
+
+
+# The names of the values of `step_counts` in a state, and what a step adds to them. An applied step also subtracts the
+# third value from itself.
+_STEP_COUNTS = ("total_steps", "skipped_steps", "skipped_in_a_row")
+_APPLIED, _SKIPPED, _IN_A_ROW = np.array([[1, 0, 0], [1, 1, 1], [0, 0, 1]])
 
 
 class LossScale(Variables):
@@ -58,6 +63,8 @@ class LossScale(Variables):
         # A tf.Module reserves its name in the graph. This module is not called "loss_scale", because the variable of
         # tf.contrib's loss scale manager has that name.
         super().__init__(name="loss_scaling")
+        if self._overrides("check") or self._overrides("move"):
+            _ = self.step_counts
 
     def __call__(self) -> tf.Tensor:
         """Return the current scale, as a float32 scalar tensor."""
@@ -83,7 +90,7 @@ class LossScale(Variables):
         Raises:
             TypeError: a loss does not have a floating-point dtype.
         """
-        return gradients_lib.scale_loss(loss, current_scale(self))
+        return scaling.scale_loss(loss, current_scale(self))
 
     @do_not_convert
     def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
@@ -105,7 +112,7 @@ class LossScale(Variables):
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
         """
-        return gradients_lib.unscale(gradients, current_scale(self))
+        return scaling.unscale(gradients, current_scale(self))
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -116,9 +123,6 @@ class LossScale(Variables):
         apply: Callable[[list[Any]], object],
         skip: Callable[[], object] | None = None,
         aggregate: bool = True,
-        *,
-        observe: Callable[[tf.Tensor, list[Any], list[Any]], object] | None = None,
-        jit_compile: bool = False,
     ) -> Any:
         """Apply gradients on all replicas, or skip the step on all replicas. Then change the scale.
 
@@ -129,138 +133,29 @@ class LossScale(Variables):
         >>> weight.numpy().item(), scale().numpy().item()
         (1.0, 4.0)
 
+        Several optimizers that are applied or skipped together take one step: pass all gradients, and a function that
+        applies them with all optimizers.
+
         Args:
-            gradients: this replica's unscaled gradients: tensors, IndexedSlices or None.
+            gradients: this replica's unscaled gradients: tensors, arrays, numbers, IndexedSlices or None.
             apply: a function that applies the gradients. It takes them as a list, summed over the replicas, and must
                 not sum them again. It is called on each replica. In a TF1 graph it returns the operations to run.
             skip: a function without arguments that is called in place of `apply` if the step is skipped, after the step
                 was counted. If the step makes a merge call, it is called once, in the cross-replica context.
-            aggregate: whether the gradients still have to be summed over the replicas.
-            observe: a function for monitoring, which is called at the end of a step that could be skipped. It takes the
-                result of `check`, the summed gradients, and the values that were checked. Each value is finite if and
-                only if its gradient is finite on all replicas.
-            jit_compile: whether XLA compiles the step, except for the sum over the replicas.
+            aggregate: whether the gradients still have to be summed over the replicas. Pass False if `apply` sums them,
+                as `apply_gradients` of a Keras optimizer does under a strategy. The replicas then still make the same
+                decision.
 
         Returns:
-            In eager mode, whether the step was applied. In a graph, the operations or tensors that a session has to
-            run. If the step cannot be skipped, the result of `apply` in a graph.
+            Whether the step was applied: in eager mode a bool; in a graph a bool scalar tensor, which a session runs to
+            take the step.
 
         Raises:
-            ValueError: the method is called in a cross-replica context; `jit_compile` is True in eager mode or in a TF1
-                graph; or `check` does not return a scalar.
-            TypeError: `check` does not return a tensor, or `move` does not return operations in a TF1 graph.
+            ValueError: the method is called in a cross-replica context, or `check` does not return a scalar.
+            TypeError: a gradient does not have a floating-point dtype, `check` does not return a tensor, or `move` does
+                not return operations in a TF1 graph.
         """
-        if tf.distribute.in_cross_replica_context():
-            raise replicas.not_in_replica_context("step")
-        if jit_compile and (tf.executing_eagerly() or not runs_in_order()):
-            raise ValueError("step(jit_compile=True) must be called inside a tf.function.")
-        # `keep_state` asks whether a step was taken or traced.
-        self.__dict__["_steps_called"] = vars(self).get("_steps_called", 0) + 1
-        gradients, functions = list(gradients), (apply, skip or (lambda: None), observe)
-        with replicas.explaining_refused_merge_calls():
-            if aggregate:
-                gradients = replicas.sum_over_replicas(gradients)
-            if not self.may_skip:
-                updates = _compiled(lambda own, _: apply(own), gradients, []) if jit_compile else apply(gradients)
-                return True if tf.executing_eagerly() else updates
-            # `prepare` creates all variables, so one of them stands for all. If `once` uses a merge call, it waits for
-            # all replicas before it creates them, so either all replicas call it or none.
-            if self._is_missing("total_steps"):
-                replicas.once(self.prepare)
-            # Gradients that the caller has summed may differ between the replicas.
-            agrees = aggregate or not replicas.several_replicas()
-            to_check = gradients if agrees else self._agreed(gradients)
-            if jit_compile:
-                finish = lambda own, checked: self._once_for_all_replicas(own, checked, *functions)  # noqa: E731
-                return _compiled(finish, gradients, to_check)
-            return self._once_for_all_replicas(gradients, to_check, *functions)
-
-    def _once_for_all_replicas(
-        self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any
-    ) -> Any:
-        if not replicas.uses_merge_call():
-            return self._apply_or_skip(gradients, to_check, lambda: apply(gradients), skip, observe)
-
-        # To apply gradients, many optimizers call merge_call, which TensorFlow refuses inside a tf.cond. The tf.cond is
-        # therefore created in the cross-replica context, and its branches enter the replica context again. All replicas
-        # run the first replica's functions, each with its own gradients.
-        def across_replicas(strategy: tf.distribute.Strategy, per_replica: list[Any], to_check: list[Any]) -> Any:
-            # All replicas have the same gradients, or the same values to check in place of them.
-            first, first_to_check = _first(strategy, per_replica), _first(strategy, to_check)
-            on_each = lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,))  # noqa: E731
-            return self._apply_or_skip(first, first_to_check, on_each, skip, observe)
-
-        return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, to_check))
-
-    def _apply_or_skip(self, gradients: list[Any], to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
-        """Check the gradients, apply or skip them, and move the scale."""
-        applied = self._checked(to_check)
-
-        def record() -> list[Any]:
-            moved = self.move(applied)
-            if not tf.executing_eagerly() and self._overrides("move") and not (operations(moved) or runs_in_order()):
-                raise TypeError(
-                    f"{type(self).__name__}.move() must return the results of `assign` in a TF1 graph, where a session "
-                    f"runs nothing else, but returned: {moved!r}."
-                )
-            return [moved, observe and observe(applied, gradients, to_check)]
-
-        def skip_counted() -> list[Any]:
-            counted = self._count_step(applied=False)
-            with tf.control_dependencies(operations(counted)):
-                return [counted, skip()]
-
-        if tf.executing_eagerly():
-            # `bool` waits for the device if the check has not already done so.
-            outcome = bool(applied)
-            _ = (apply(), self._count_step(applied=True)) if outcome else skip_counted()
-            record()
-            return outcome
-        branch = tf.cond(
-            applied, lambda: finished([apply(), self._count_step(applied=True)]), lambda: finished(skip_counted())
-        )
-        with tf.control_dependencies([branch]):
-            return tf.group(*operations(record()))
-
-    def _checked(self, gradients: list[Any]) -> tf.Tensor:
-        decision = self.check(gradients)
-        if decision is None or isinstance(decision, tf.Operation):
-            raise TypeError(
-                f"{type(self).__name__}.check() must return whether to apply the step, as a bool scalar tensor, but "
-                f"returned: {decision!r}."
-            )
-        decision = tf.cast(decision, tf.bool)
-        if self._overrides("check") and replicas.several_replicas() and not replicas.uses_merge_call():
-            # Without a merge call, every replica has made its own decision. A step is applied if all would apply it.
-            [refusals] = replicas.all_reduce([tf.cast(tf.logical_not(decision), tf.float32)])
-            decision = tf.equal(refusals, 0)
-        if decision.shape.rank not in (0, None):
-            raise ValueError(
-                f"{type(self).__name__}.check() must return a bool scalar tensor, but returned one of shape "
-                f"{decision.shape}. Reduce it, for example with tf.reduce_all."
-            )
-        return decision
-
-    def _agreed(self, gradients: list[Any]) -> list[Any]:
-        """Return values for all replicas to check in place of gradients that may differ between the replicas.
-
-        A value is finite if and only if its gradient is finite on all replicas. If `check` is overridden, the values
-        are this replica's gradients, with infinity or NaN added to all values of a gradient that has one on any
-        replica.
-        """
-        present = [gradient for gradient in gradients if gradient is not None]
-        if not present:
-            return gradients
-        [kinds] = replicas.all_reduce([tf.stack([gradients_lib.nonfinite_kind(g) for g in present])])
-        each = iter(tf.unstack(kinds))
-        agreed = [None if gradient is None else next(each) for gradient in gradients]
-        if not self._overrides("check"):
-            return agreed
-
-        def with_kind(gradient: Any, kind: Any) -> Any:
-            return gradients_lib.over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
-
-        return list(map(with_kind, gradients, agreed))
+        return skipping.step(self, list(gradients), apply, skip, aggregate)
 
     # The methods to override. -----------------------------------------------------------------------------------
 
@@ -273,7 +168,7 @@ class LossScale(Variables):
         Returns:
             A bool scalar tensor.
         """
-        return gradients_lib.all_finite(gradients)
+        return finite.all_finite(gradients)
 
     def move(self, applied: tf.Tensor) -> Any:
         """Change the scale after a step. Unless a subclass overrides this method, the scale does not change.
@@ -299,20 +194,30 @@ class LossScale(Variables):
 
     # The counts. ------------------------------------------------------------------------------------------------
 
-    # The variables that count steps are not saved. Otherwise the checkpoints of TensorFlow's own LossScaleOptimizer,
-    # which lack these variables, could not be restored completely.
+    #: The numbers of steps, of skipped steps, and of skipped steps since the last applied one, as an int64 variable of
+    #: shape [3]. Checkpoints do not contain it. Otherwise the checkpoints of TensorFlow's own LossScaleOptimizer, which
+    #: lack it, could not be restored completely.
+    step_counts: Any = LazyVariable([0, 0, 0], tf.int64, tracked=False)
 
-    total_steps: Any = LazyVariable(0, tf.int64, tracked=False)
-    """The number of steps that could be skipped, applied or not, as an int64 scalar variable."""
-    skipped_steps: Any = LazyVariable(0, tf.int64, tracked=False)
-    """The number of skipped steps, as an int64 scalar variable."""
-    skipped_in_a_row: Any = LazyVariable(0, tf.int64, tracked=False)
-    """The number of skipped steps since the last applied step, as an int64 scalar variable."""
+    @property
+    def total_steps(self) -> tf.Tensor:
+        """The number of steps that could be skipped, applied or not, as an int64 scalar tensor."""
+        return value_or_zero(self.step_counts)[0]
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """The number of skipped steps, as an int64 scalar tensor."""
+        return value_or_zero(self.step_counts)[1]
+
+    @property
+    def skipped_in_a_row(self) -> tf.Tensor:
+        """The number of skipped steps since the last applied step, as an int64 scalar tensor."""
+        return value_or_zero(self.step_counts)[2]
 
     @property
     def last_step_skipped(self) -> tf.Tensor:
         """Whether the last step was skipped, as a bool scalar tensor."""
-        return value_or_zero(self.skipped_in_a_row) > 0
+        return self.skipped_in_a_row > 0
 
     def prepare(self) -> None:
         """Create all variables that a step needs.
@@ -321,13 +226,11 @@ class LossScale(Variables):
         context.
         """
         if self.may_skip:
-            _ = self.total_steps, self.skipped_steps, self.skipped_in_a_row
+            _ = self.step_counts
 
-    def _count_step(self, applied: bool) -> list[Any]:
-        counted = [add(self.total_steps, 1)]
-        if applied:
-            return [*counted, self.skipped_in_a_row.assign(0), add(self.skipped_steps, 0)]
-        return [*counted, add(self.skipped_steps, 1), add(self.skipped_in_a_row, 1)]
+    def _count_step(self, applied: bool) -> Any:
+        counts = self.step_counts
+        return add(counts, _APPLIED - value_or_zero(counts) * _IN_A_ROW if applied else _SKIPPED)
 
     # The state. -------------------------------------------------------------------------------------------------
 
@@ -356,31 +259,38 @@ class LossScale(Variables):
         self._set_state(state, as_number, lambda variable, value: variable.assign(value))
 
     def _counters(self) -> dict[str, Any]:
-        """Map the names of the counts in the state to their variables, or to None."""
-        names = ("skipped_steps", "skipped_in_a_row", "total_steps")
-        return {name: getattr(self, name) for name in names} if self.may_skip else {}
+        """Map the names of a rule's own counts in the state to their variables, or to None."""
+        return {}
 
     def _state(self, read: Callable[[Any], Any]) -> Any:
-        counts = {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counters().items()}
-        return {"loss_scale": read(self._saved_scale()), **counts}
+        state = {"loss_scale": read(self._saved_scale())}
+        state |= {name: 0 if each is None else read(value_or_zero(each)) for name, each in self._counters().items()}
+        if self.may_skip:
+            total, skipped, in_a_row = read(value_or_zero(self.step_counts))
+            state |= {"skipped_steps": skipped, "skipped_in_a_row": in_a_row, "total_steps": total}
+        return state
 
     def _saved_scale(self) -> Any:
         """Return the scale that the state contains."""
         return current_scale(self)
 
     def _set_state(self, state: Any, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
-        variables, remedy = self._counters(), "Pass what state() returned."
-        _require_keys(state, {"loss_scale", "dynamic_counter"} & {"loss_scale", *variables}, {"loss_scale", *variables})
+        counters, remedy = self._counters(), "Pass what state() returned."
+        names = [*counters, *(_STEP_COUNTS if self.may_skip else ())]
+        _require_keys(state, {"loss_scale", "dynamic_counter"} & {"loss_scale", *names}, {"loss_scale", *names})
         scale = errors.positive_number("loss_scale", state["loss_scale"], remedy)
-        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in variables}
-        for name, variable in variables.items():
+        counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in names}
+        for name, count in counts.items():
             # The loss scale managers of tf.contrib count in int32 variables; all other loss scales count in int64.
-            if variable is not None and counts[name] > variable.dtype.max:
-                raise ValueError(f"`{name}` must be at most {variable.dtype.max}, but got: {counts[name]!r}.")
+            largest = (tf.int64 if counters.get(name) is None else counters[name].dtype).max
+            if count > largest:
+                raise ValueError(f"`{name}` must be at most {largest}, but got: {count!r}.")
         self._set_scale(scale, read, assign)
-        for name, variable in variables.items():
+        for name, variable in counters.items():
             if variable is not None:
                 assign(variable, counts[name])
+        if self.may_skip:
+            assign(self.step_counts, [counts[name] for name in _STEP_COUNTS])
 
     def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         """Raise an error unless the scale is already this one. A subclass may set it instead."""
@@ -416,6 +326,8 @@ class FixedLossScale(LossScale):
             raise TypeError(f"`skip_nonfinite` must be a bool, but got: {skip_nonfinite!r}.")
         self.skip_nonfinite = skip_nonfinite
         self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "Pass for example 1024.")
+        if skip_nonfinite:
+            _ = self.step_counts
 
     @property
     def may_skip(self) -> bool:
@@ -443,19 +355,6 @@ def current_scale(loss_scale: LossScale) -> tf.Tensor:
             f"{scale.shape}."
         )
     return scale
-
-
-def _first(strategy: tf.distribute.Strategy, per_replica: list[Any]) -> list[Any]:
-    return [None if each is None else strategy.experimental_local_results(each)[0] for each in per_replica]
-
-
-def _compiled(finish: Callable[..., Any], gradients: list[Any], to_check: list[Any]) -> tf.Tensor:
-    # XLA's errors contain the name of the function.
-    def LossScaleOptimizer_with_jit_compile(gradients: list[Any], to_check: list[Any]) -> tf.Tensor:
-        return finished(finish(gradients, to_check))
-
-    compiled = tf.function(LossScaleOptimizer_with_jit_compile, jit_compile=True, autograph=False)
-    return compiled(gradients, to_check)
 
 
 def _require_keys(state: Any, needed: set[str], allowed: set[str]) -> None:

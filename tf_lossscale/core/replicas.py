@@ -106,7 +106,7 @@ def _refused_merge_call() -> RuntimeError:
         return RuntimeError(
             f"A function that XLA compiles for several GPUs cannot use the merge_call of {strategy}, but the inner "
             "optimizer uses merge_call to apply gradients. Use an optimizer from tf.keras.optimizers or "
-            "tf_keras.optimizers, or leave out jit_compile."
+            "tf_keras.optimizers, or do not compile the function."
         )
     return RuntimeError(
         "A step with LossScaleOptimizer cannot be taken inside a tf.while_loop, tf.cond or tf.function that is inside "

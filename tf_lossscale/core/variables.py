@@ -94,17 +94,30 @@ class Variables(tf.Module):
         return {**super()._trackable_children(save_type, **kwargs), **own}
 
 
-class LazyVariable(property):
+class LazyVariable:
     """A variable of a `Variables` object: declared in the class, created when it is first read.
 
-    It takes the same arguments as `Variables._weight`.
+    It takes the same arguments as `Variables._weight`. `initial_value` may be a function of the object.
     """
 
     def __init__(self, initial_value: Any, dtype: tf.DType, **options: Any):
-        self._arguments, self._options = (initial_value, dtype), options
+        self._initial_value, self._dtype, self._options = initial_value, dtype, options
 
     def __set_name__(self, owner: type, name: str) -> None:
-        super().__init__(lambda this: this._weight(name, *self._arguments, **self._options))
+        self._name = name
+
+    def __get__(self, holder: Any, owner: type | None = None) -> Any:
+        if holder is None:
+            return self
+        # Each step reads several variables, so the usual case takes no function call.
+        variable = holder._weights.get((None, self._name))
+        if variable is None or tf.distribute.has_strategy() or not tf.compat.v1.executing_eagerly_outside_functions():
+            initial = self._initial_value(holder) if callable(self._initial_value) else self._initial_value
+            variable = holder._weight(self._name, initial, self._dtype, **self._options)
+        return variable
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        raise AttributeError(f"`{self._name}` cannot be set as an attribute. Call its method `assign`.")
 
 
 _in_legacy_graphs: list[weakref.ref[Any]] = []
@@ -137,18 +150,12 @@ def value_or_zero(variable: tf.Variable) -> tf.Tensor:
     return tf.cond(variable.is_initialized(), variable.read_value, lambda: tf.zeros(variable.shape, variable.dtype))
 
 
-def add(variable: tf.Variable, number: int) -> Any:
-    """Add a number to a variable.
-
-    If the variable is in a TF1 graph and was not initialized, start at 0. Adding 0 does nothing, except that it
-    initializes a variable in a TF1 graph.
-    """
+def add(variable: tf.Variable, change: Any) -> Any:
+    """Add to a variable. If the variable is in a TF1 graph and was not initialized, start at 0."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        return variable.assign(value_or_zero(variable) + number)
-    if number == 0:
-        return None
+        return variable.assign(value_or_zero(variable) + change)
     # In a graph, `read_value=True` also adds the variable to the graph's variables.
-    return variable.assign_add(tf.constant(number, variable.dtype), read_value=not tf.executing_eagerly())
+    return variable.assign_add(change, read_value=not tf.executing_eagerly())
 
 
 def unless(fine: tf.Tensor, change: Callable[[], Any]) -> list[tf.Operation]:

@@ -3,8 +3,9 @@
 | name | purpose |
 |---|---|
 | `OverflowReport` | returned by `LossScaleOptimizer.overflow_report()`, with one `Overflow` for each variable |
-| `PrecisionReport` | returned by `LossScaleOptimizer.precision_report()`, with one `VariablePrecision` each |
-| `ExponentCounts` | the counts of gradients by exponent, from which a `PrecisionReport` is computed |
+| `exponent_counts` | counts the values of gradients by binary exponent |
+| `precision_report` | returns a `PrecisionReport`: what float16 loses of gradients, with one `VariablePrecision` each |
+| `ExponentCounts` | the counts from which a `PrecisionReport` is computed |
 | `plot` | draws a precision report or a training run |
 """
 
@@ -18,6 +19,7 @@ from tf_lossscale.libraries import lazy
 # Maps each public name to the module that defines it.
 _HOMES = {
     **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "precision"),
+    **dict.fromkeys(("exponent_counts", "precision_report"), "exponents"),
     **dict.fromkeys(("Overflow", "OverflowReport"), "overflow"),
     "plot": "plotting",
 }
@@ -28,10 +30,13 @@ __all__ = [
     "OverflowReport",
     "PrecisionReport",
     "VariablePrecision",
+    "exponent_counts",
     "plot",
+    "precision_report",
 ]
 
 if TYPE_CHECKING:
+    from tf_lossscale.diagnosis.exponents import exponent_counts, precision_report
     from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
     from tf_lossscale.diagnosis.plotting import plot
     from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport, VariablePrecision

@@ -1,123 +1,79 @@
-"""Counts the values of each gradient by binary exponent, at regular intervals and on the device."""
+"""Counts the values of gradients by binary exponent, and reports what float16 loses of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import operations
-from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
-from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, column
-
-#: By default, exponents are counted in the first step and then once every 100 steps.
-EVERY = 100
-
-_SUM, _FIRST = tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA
+from tf_lossscale import errors
+from tf_lossscale.core.scaling import floating
+from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, PrecisionReport, column
 
 
-class Exponents(Variables):
-    """Counts gradient values by variable and exponent, and keeps the most recent counts.
+def exponent_counts(gradients: Iterable[Any]) -> tf.Tensor:
+    """Count the values of each gradient by binary exponent, in eager mode, in a `tf.function` or compiled by XLA.
 
-    Gradients are counted in the first step, and then once every `every` steps. All other steps only increment the step
-    count. The counts are variables that checkpoints do not contain. Each replica counts its own gradients in its own
-    copies of these variables, and `last` returns the sums of the copies.
+    >>> from tf_lossscale.diagnosis.precision import ZEROS, column
+    >>> counts = exponent_counts([tf.constant([1.0, 1.5, 0.0])])
+    >>> counts[0, column(0)].numpy().item(), counts[0, ZEROS].numpy().item()
+    (2, 1)
+
+    The counts of several replicas or batches can be added.
+
+    Args:
+        gradients: floating-point tensors, IndexedSlices or None, usually the gradients of the scaled loss.
+
+    Returns:
+        An int64 tensor of shape [gradients, columns], which `precision_report` reads. A row has the numbers of zeros,
+        of finite values with each exponent, of infinite values and of NaNs.
+
+    Raises:
+        TypeError: a gradient does not have a floating-point dtype.
     """
-
-    def __init__(self, every: int):
-        _require_own_copies()
-        super().__init__(name="exponents")
-        # `_tables` has an item for each table of counts: the names of the variables that are the table's rows.
-        self.__dict__.update(every=every, _tables=[])
-
-    #: An int64 scalar variable: the number of steps taken.
-    steps: Any = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
-    #: An int64 scalar variable: the number of the next step whose gradients are counted.
-    following: Any = LazyVariable(0, tf.int64, tracked=False, aggregation=_FIRST)
-
-    def record(
-        self, names: Callable[[], tuple[str, ...]], gradients: Callable[[], list[Any]], scale: Callable[[], tf.Tensor]
-    ) -> list[tf.Operation]:
-        """Increment the step count. If this step's gradients are due to be counted, count them by exponent.
-
-        Call this in a replica context.
-        """
-        if not self.counts_next():
-            self.steps.assign_add(1)
-            return []
-        _require_own_copies()
-        rows = names()
-        replicas.once(lambda: self._make(rows))
-        step = value_or_zero(self.steps) + 1
-
-        def count() -> list[Any]:
-            counts, counted_step, counted_scale = self._table(rows)
-            return [
-                counts.assign(table(gradients())),
-                counted_step.assign(step),
-                counted_scale.assign(tf.cast(scale(), tf.float32)),
-                self.following.assign(step + self.every),
-            ]
-
-        counted = unless(step < value_or_zero(self.following), count)
-        return [*counted, *operations(self.steps.assign(step))]
-
-    def counts_next(self) -> bool:
-        """Return whether the next step might count gradients.
-
-        In a graph or a cross-replica context, always return True.
-        """
-        following = self._all().get("following")
-        if not tf.executing_eagerly() or tf.distribute.in_cross_replica_context() or following is None:
-            return True
-        return replicas.is_missing_copies(following) or int(_value(self.steps)) + 1 >= int(_value(following))
-
-    def count_next(self) -> None:
-        """Make the next step count its gradients, even if no count is due yet."""
-        # Before the first step, the variable does not exist. The gradients of the first step are counted in any case.
-        if "following" not in self._all():
-            return
-        if tf.compat.v1.executing_eagerly_outside_functions():
-            self.following.assign(0)
-        else:
-            # Running the variable's initializer assigns 0. This works in a finalized graph, because it adds no
-            # operation.
-            tf.compat.v1.get_default_session().run(self.following.initializer)
-
-    def last(self) -> ExponentCounts | None:
-        """In eager mode or in the default session, read the most recent counts."""
-        made = self._all()
-        tables = [(self._table(names), names) for i, names in enumerate(self._tables) if f"counts_{i}" in made]
-        steps = [int(_value(counted_step)) for (_, counted_step, _), _ in tables]
-        if not any(steps):
-            return None
-        (counts, _, scale), names = tables[int(np.argmax(steps))]
-        return ExponentCounts(names, _value(counts), float(_value(scale)), max(steps))
-
-    def _make(self, names: tuple[str, ...]) -> None:
-        if names not in self._tables:
-            self._tables.append(names)
-        # Reading these attributes creates their variables.
-        _ = self.steps, self.following, self._table(names)
-
-    def _table(self, names: tuple[str, ...]) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
-        """Return three variables: the most recent counts, and the number and loss scale of the step they come from."""
-        i = self._tables.index(names)
-        zeros: Any = np.zeros([len(names), COLUMNS], np.int64)
-        return (
-            self._weight(f"counts_{i}", zeros, tf.int64, tracked=False, aggregation=_SUM),
-            self._weight(f"counted_step_{i}", 0, tf.int64, tracked=False, aggregation=_FIRST),
-            self._weight(f"counted_scale_{i}", 0.0, tf.float32, tracked=False, aggregation=_FIRST),
-        )
-
-
-def table(gradients: list[Any]) -> tf.Tensor:
-    """Count the values of each gradient by exponent."""
-    values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+    values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in floating(gradients)]
     return tf.stack([tf.zeros([COLUMNS], tf.int64) if each is None else _row(each) for each in values])
+
+
+def precision_report(
+    gradients_or_counts: Any, names: Iterable[str], scale: Any = 1.0, step: int = 1
+) -> PrecisionReport:
+    """Report how much of each gradient vanishes or overflows in float16. Call this function in eager mode.
+
+    >>> gradients = [tf.constant([2.0**-20, 0.0])]  # of a loss that was multiplied by 8
+    >>> report = precision_report(gradients, ["kernel"], scale=8)
+    >>> report.rows[0].zeros, report.rows[0].subnormal
+    (0.5, 1.0)
+
+    Choose the gradients to report on: those of layers that compute in float32 lose nothing in float16.
+
+    Args:
+        gradients_or_counts: the gradients of the scaled loss, before they are unscaled, or the result of
+            `exponent_counts`, for example from a `tf.function`.
+        names: a name for each gradient, such as the paths of the variables.
+        scale: the loss scale that the gradients are multiplied by, a number or a scalar tensor.
+        step: the number of the step, for titles and plots.
+
+    Returns:
+        A report that contains plain data and prints as a table.
+
+    Raises:
+        TypeError: a gradient does not have a floating-point dtype, or `scale` is not a number.
+        ValueError: `scale` is not a finite number above 0, or the number of names does not match.
+
+    Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
+    """
+    are_counts = tf.is_tensor(gradients_or_counts) or isinstance(gradients_or_counts, np.ndarray)
+    counts = np.asarray(gradients_or_counts if are_counts else exponent_counts(gradients_or_counts))
+    rows = tuple(names)
+    if counts.shape != (len(rows), COLUMNS):
+        raise ValueError(
+            f"`names` must have a name for each gradient, but got {len(rows)} names for {len(counts)} gradients."
+        )
+    checked = errors.positive_number("scale", scale, "Pass the loss scale, for example optimizer.loss_scale.")
+    return PrecisionReport(ExponentCounts(rows, counts, checked, step))
 
 
 def _row(values: tf.Tensor) -> tf.Tensor:
@@ -143,23 +99,3 @@ def _row(values: tf.Tensor) -> tf.Tensor:
     )
     # TensorFlow cannot stack int32 tensors on a GPU.
     return tf.cast(tf.math.unsorted_segment_sum(histogram, np.array(columns), COLUMNS), tf.int64)
-
-
-def _require_own_copies() -> None:
-    strategy = tf.distribute.get_strategy()
-    shared = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
-    if isinstance(strategy, shared):
-        raise ValueError(
-            f"Gradients cannot be counted by exponent under {type(strategy).__name__}, whose replicas share one copy "
-            'of each variable. Leave out diagnose="exponents", or count under MirroredStrategy or without a strategy.'
-        )
-
-
-def _value(variable: tf.Variable) -> Any:
-    """Return the value of a variable, or 0 if the session has not initialized the variable."""
-    if tf.executing_eagerly():
-        return tf.convert_to_tensor(variable).numpy()
-    try:
-        return tf.compat.v1.get_default_session().run(variable)
-    except tf.errors.FailedPreconditionError:
-        return 0

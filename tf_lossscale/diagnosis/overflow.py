@@ -1,4 +1,4 @@
-"""Records how often the gradient of each variable was infinite or NaN, and the norm of all gradients."""
+"""Records how often the gradient of each variable was infinite or NaN."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.gradients import nonfinite_kind, sums_of_rows
-from tf_lossscale.core.variables import LazyVariable, Variables, unless, value_or_zero
+from tf_lossscale.core.finite import nonfinite_kind
+from tf_lossscale.core.variables import Variables, unless, value_or_zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,9 @@ class OverflowReport(tuple[Overflow, ...]):
 class Diagnosis(Variables):
     """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
-    In an applied step, only the norm of the gradients is computed. In a skipped step, each gradient is also checked.
-
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
-    >>> _ = diagnosis.record(("kernel", "bias"), tf.constant(False), gradients, gradients)
+    >>> _ = diagnosis.record(("kernel", "bias"), tf.constant(False), gradients, tf.constant(1, tf.int64))
     >>> diagnosis.counts()["bias"].tolist()
     [1, 1, 1, 0]
     """
@@ -75,11 +73,6 @@ class Diagnosis(Variables):
         # A list with an item for each table of counts. An item is a tuple of variable names, one for each row of the
         # table.
         self.__dict__["_tables"] = []
-
-    #: An int64 scalar variable: the number of steps, including skipped ones.
-    steps: Any = LazyVariable(0, tf.int64, tracked=False)
-    #: A float32 scalar variable: the norm of all gradients in the last step.
-    gradient_norm: Any = LazyVariable(0.0, tf.float32, tracked=False)
 
     def prepare(self, names: tuple[str, ...]) -> None:
         """Create the variables in which steps are recorded. They are created outside of the step's graph.
@@ -93,38 +86,23 @@ class Diagnosis(Variables):
             replicas.once(lambda: self._make(names))
 
     def record(
-        self,
-        names: tuple[str, ...],
-        applied: tf.Tensor,
-        gradients: list[Any],
-        checked: list[Any],
-        applies_only_finite: bool = True,
+        self, names: tuple[str, ...], are_finite: tf.Tensor, checked: list[Any], step: tf.Tensor
     ) -> list[tf.Operation]:
-        """Record a step.
+        """Record a step, unless all its gradients are finite.
 
         Args:
             names: the names of the trained variables, one for each gradient.
-            applied: bool scalar, False if the step was skipped.
-            gradients: the gradients, reduced over the replicas; each may be None.
+            are_finite: bool scalar, whether all gradients of the step are finite.
             checked: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: its
-                `gradients.nonfinite_kind`, summed over the replicas, or the gradient itself.
-            applies_only_finite: whether all gradients of an applied step are finite. A user-defined `check` may apply
-                others.
+                `nonfinite_kind`, summed over the replicas, or the gradient itself.
+            step: int64 scalar, the number of the step, starting from 1.
 
         Returns:
             The operations that a session has to run in a TF1 graph.
         """
         self.prepare(names)
-        step, norm = value_or_zero(self.steps) + 1, global_norm(gradients)
-        assigned = [self.steps.assign(step), self.gradient_norm.assign(norm)]
         table = self._table(names)
-
-        def note() -> Any:
-            return table.assign(_after(value_or_zero(table), checked, step))
-
-        # A predicate of its own would make the host wait for a GPU once more.
-        fine = applied if applies_only_finite else tf.logical_and(applied, tf.math.is_finite(norm))
-        return assigned + unless(fine, note)
+        return unless(are_finite, lambda: table.assign(_after(value_or_zero(table), checked, step)))
 
     def counts(self) -> dict[str, np.ndarray]:
         """Return a dict that maps variable names to [bad steps, last bad step, steps with infinity, steps with NaN].
@@ -141,8 +119,7 @@ class Diagnosis(Variables):
 
     def _make(self, names: tuple[str, ...]) -> None:
         self._tables.append(names)
-        # Reading these attributes creates their variables.
-        _ = self.steps, self.gradient_norm, self._table(names)
+        _ = self._table(names)  # Reading the table creates its variable.
 
     def _table(self, names: tuple[str, ...]) -> tf.Variable:
         return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
@@ -155,25 +132,3 @@ def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
     bad = infinite + nan
     last = tf.where(bad > 0, step, table[:, 1])
     return tf.stack([table[:, 0] + bad, last, table[:, 2] + infinite, table[:, 3] + nan], axis=1)
-
-
-def global_norm(gradients: list[Any]) -> tf.Tensor:
-    """Return the global norm of the gradients.
-
-    >>> global_norm([tf.constant([3.0]), None, tf.constant([4.0])]).numpy().item()
-    5.0
-
-    Args:
-        gradients: tensors, IndexedSlices or None.
-
-    Returns:
-        A float32 scalar tensor, which is infinite or NaN if any gradient contains infinity or NaN.
-    """
-    dense = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    wide = [tf.cast(values, tf.float32) for values in dense]
-    if not wide:
-        return tf.constant(0.0)
-    # The squares of values above 1e19 would overflow, so all values are divided by the largest one.
-    largest = tf.reduce_max(tf.stack([0.0, *(tf.reduce_max(tf.abs(values)) for values in wide)]))
-    unit = tf.where(tf.logical_and(tf.math.is_finite(largest), largest > 0), largest, 1.0)
-    return unit * tf.linalg.global_norm([values / unit for values in wide])

@@ -35,13 +35,11 @@ def plot(
     """Plot gradients by exponent against the range of float16, and the curves of a training run above them.
 
     >>> import tensorflow as tf
-    >>> import tf_lossscale
-    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(), diagnose="exponents")
-    >>> weight = tf.Variable(1.0, name="weight")
-    >>> _ = optimizer.minimize(lambda: weight**2, [weight])
-    >>> figure = plot(optimizer.precision_report())
+    >>> from tf_lossscale.diagnosis import precision_report
+    >>> report = precision_report([tf.constant([2.0**-20, 0.0])], ["kernel"], scale=8)
+    >>> figure = plot(report)
     >>> history = {"loss": [1.5, 1.4], "loss_scale": [32768.0, 16384.0], "skipped_steps": [0, 1]}
-    >>> figure = plot([optimizer.precision_report()], history)
+    >>> figure = plot([report], history)
 
     Args:
         reports: one precision report, to draw a heat map with a row for each variable; or the reports of several steps,

@@ -14,9 +14,9 @@ from absl import logging
 from tf_lossscale.core import replicas
 from tf_lossscale.families import keras3_files as files
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import arguments, family, hyperparameters, optimizer
-from tf_lossscale.wrapper.grads_and_vars import assign_all, tensors_of, unique
-from tf_lossscale.wrapper.hyperparameters import of_inner
+from tf_lossscale.wrapper import checks, family, forwarding, optimizer
+from tf_lossscale.wrapper.checks import assign_all, tensors_of, unique
+from tf_lossscale.wrapper.forwarding import of_inner
 
 keras: Any = keras_versions.keras_3()
 _OwnWrapper: Any = keras_versions.own_class(keras.optimizers.Optimizer, "LossScaleOptimizer")
@@ -27,7 +27,7 @@ class Family(family.Family):
 
     writes_variables_directly = False
     saving = keras.saving
-    options: tuple[str, ...] = tuple(arguments.DEFAULTS)
+    options: tuple[str, ...] = tuple(checks.DEFAULTS)
     delegated: tuple[str, ...] = (
         *(name for name in options if name not in ("name", "loss_scale_factor")),
         *("_iterations", "_learning_rate"),
@@ -51,7 +51,7 @@ class Family(family.Family):
         return own_sum(self.inner, [(gradient, tensors_of([variable])[0]) for gradient, variable in grads_and_vars])
 
     def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.scope = arguments.take_name(given) or self.scope
+        self.scope = checks.take_name(given) or self.scope
         wanted = super().checked_options(given)
         if wanted:
             # Keras's constructor raises an error if an option is out of range.
@@ -168,7 +168,7 @@ class Family(family.Family):
         return self.inner.iterations
 
     def hyperparameter_names(self) -> tuple[str, ...]:
-        return hyperparameters.names(self.inner)
+        return forwarding.names(self.inner)
 
     def config(self) -> Any:
         return keras.saving.serialize_keras_object(self.inner)

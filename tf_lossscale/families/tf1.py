@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import gradients as gradients_lib
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.wrapper import family, optimizer
-from tf_lossscale.wrapper.grads_and_vars import as_list
-from tf_lossscale.wrapper.hyperparameters import of_inner
+from tf_lossscale.wrapper.checks import as_list
+from tf_lossscale.wrapper.forwarding import of_inner
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 # Type checkers do not know TensorFlow 1's class.
@@ -43,15 +42,10 @@ class Family(family.Family):
             # if `disable_v2_behavior` was called, a scalar zero would keep the weights from being trained.
             first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
             gradients = [
-                gradients_lib.over_values(lambda values: tf.where(first, values, tf.zeros_like(values)), gradient)
+                scaling.over_values(lambda values: tf.where(first, values, tf.zeros_like(values)), gradient)
                 for gradient in gradients
             ]
         return self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
-
-    def obstacle(self) -> str | None:
-        if replicas.uses_merge_call():
-            return "TensorFlow 1's optimizers use a merge call to apply gradients"
-        return super().obstacle()
 
     def count_skipped_step(self) -> Any:
         # The steps are counted only in `global_step`, which a skipped step does not increment.

@@ -9,13 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import gradients as gradients_lib
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import family, hyperparameters, optimizer, saving
-from tf_lossscale.wrapper.arguments import CLIPS
-from tf_lossscale.wrapper.hyperparameters import of_inner
+from tf_lossscale.wrapper import family, forwarding, optimizer, saving
+from tf_lossscale.wrapper.checks import CLIPS
+from tf_lossscale.wrapper.forwarding import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 # The class that tf_keras publishes as `mixed_precision.LossScaleOptimizer`. It is the last base class of the wrapper
@@ -61,8 +60,8 @@ class Family(family.Family):
         if not self.inner._mesh:
             return super().unscale(gradients, factor, variables)
         return [
-            gradients_lib.over_values(lambda values: gradients_lib.divide(values, factor), gradient)
-            for gradient in gradients_lib.floating(gradients)
+            scaling.over_values(lambda values: scaling.divide(values, factor), gradient)
+            for gradient in scaling.floating(gradients)
         ]
 
     def build(self, variables: list[Any]) -> None:
@@ -101,9 +100,6 @@ class Family(family.Family):
         with family.already_summed():
             return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
-    def obstacle(self) -> str | None:
-        return "the optimizer is on a DTensor mesh" if self.inner._mesh else super().obstacle()
-
     def count_skipped_step(self) -> Any:
         # In eager mode, Nadam compares `_u_product_counter` with `iterations` to update its momentum product once per
         # step. A skipped step therefore increments both.
@@ -124,7 +120,7 @@ class Family(family.Family):
         return [(self.inner, "_iterations")]
 
     def hyperparameter_names(self) -> tuple[str, ...]:
-        return hyperparameters.names(self.inner)
+        return forwarding.names(self.inner)
 
     def config(self) -> Any:
         # If TensorFlow 2 behavior is disabled, Keras 2's `fit` reads the config in order to create a legacy optimizer

@@ -12,9 +12,8 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, optimizer, saving
-from tf_lossscale.wrapper.arguments import CLIPS
-from tf_lossscale.wrapper.grads_and_vars import without_none
-from tf_lossscale.wrapper.hyperparameters import of_inner
+from tf_lossscale.wrapper.checks import CLIPS, without_none
+from tf_lossscale.wrapper.forwarding import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
 

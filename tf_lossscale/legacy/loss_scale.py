@@ -24,15 +24,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import tensorflow as tf
 
-from tf_lossscale.core import dynamic, replicas
-from tf_lossscale.core import gradients as gradients_lib
+from tf_lossscale.core import dynamic, finite, replicas
 from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.legacy.tensor_like import TensorLike
-from tf_lossscale.wrapper.arguments import decision_of
+from tf_lossscale.wrapper.checks import decision_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 if TYPE_CHECKING:
@@ -240,7 +239,7 @@ class DynamicLossScale(LossScale, dynamic.DynamicLossScale):
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         local_results = tf.distribute.get_strategy().experimental_local_results
         per_replica = [local_results(gradient) for gradient in tf.nest.flatten(grads) if gradient is not None]
-        apply = gradients_lib.all_finite(
+        apply = finite.all_finite(
             local if isinstance(local, tf.IndexedSlices) else tf.convert_to_tensor(local)
             for gradient in per_replica
             for local in gradient

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.torch_surface import TorchSurface
-from tf_lossscale.wrapper import arguments as options
+from tf_lossscale.wrapper import checks
 
 keras: Any = keras_versions.keras_3()
 
@@ -85,7 +85,7 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     https://arxiv.org/abs/1804.04235
     """
 
-    _keras_arguments = tuple(options.DEFAULTS)
+    _keras_arguments = tuple(checks.DEFAULTS)
     _schedules = keras.optimizers.schedules
 
     def _init_keras(self, **arguments: Any) -> None:

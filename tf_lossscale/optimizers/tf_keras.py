@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.optimizers.torch_surface import TorchSurface
-from tf_lossscale.wrapper.arguments import CLIPS
+from tf_lossscale.wrapper.checks import CLIPS
 
 tf_keras: Any = keras_versions.keras_2()
 

@@ -11,7 +11,7 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.graphs import finished, runs_in_order
-from tf_lossscale.wrapper.grads_and_vars import tensors_of
+from tf_lossscale.wrapper.checks import tensors_of
 
 
 class keep_state(contextlib.ContextDecorator):
@@ -43,9 +43,8 @@ class keep_state(contextlib.ContextDecorator):
     >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
 
     It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy. Metrics are not restored.
-    `copy.deepcopy` and `load_model` return a model whose `train_step` is not decorated. An error of `on_stall` ends a
-    `tf.function`, and a step on several replicas, before its state is restored. A step means everything inside: if the
-    function accumulates gradients of several batches, decorate the function that processes all of them.
+    `copy.deepcopy` and `load_model` return a model whose `train_step` is not decorated. A step means everything inside:
+    if the function accumulates gradients of several batches, decorate the function that processes all of them.
 
     Args:
         model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored. These include the
@@ -107,7 +106,6 @@ class keep_state(contextlib.ContextDecorator):
             )
         if not can_restore or not self._variables:
             return
-        # The count is not only larger after a skipped step: a function `on_stall` may have reset it.
         skipped = tf.not_equal(self._optimizer.skipped_steps, self._skipped)
         pairs = list(zip(self._variables, self._values))
         if replicas.uses_merge_call() and not tf.distribute.in_cross_replica_context():

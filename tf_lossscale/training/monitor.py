@@ -5,34 +5,28 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
-from tf_lossscale.core.gradients import all_finite
+from tf_lossscale.core.finite import all_finite
+from tf_lossscale.core.skipping import WHAT_TO_TRY
 from tf_lossscale.core.variables import value_or_zero
-from tf_lossscale.diagnosis.precision import FINITE, LOWEST
 from tf_lossscale.libraries import optional
 from tf_lossscale.training.keep_state import state_of
-from tf_lossscale.wrapper.grads_and_vars import name_of, tensors_of, unique
+from tf_lossscale.wrapper.checks import name_of, tensors_of, unique
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
-from tf_lossscale.wrapper.readings import value_of
-from tf_lossscale.wrapper.stall import WHAT_TO_TRY
+from tf_lossscale.wrapper.state import value_of
 
 #: The fraction of skipped steps is computed over at least this many steps.
 WINDOW = 50
-
-_HISTOGRAM = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
 
 
 class LossScaleMonitor(tf.keras.callbacks.Callback):
     """A callback that adds `loss_scale` and `skipped_steps` to the logs of `fit`.
 
-    If the optimizer has `diagnose=True`, the callback also adds `grad_norm`, the norm of the gradients. The logs appear
-    in the progress bar, in `History`, and in callbacks that come later in the list, like `CSVLogger` and `TensorBoard`.
-    The callback warns when too many steps are skipped. If training has stalled, reading the loss scale also triggers
-    the optimizer's `on_stall`.
+    The logs appear in the progress bar, in `History`, and in callbacks that come later in the list, like `CSVLogger`
+    and `TensorBoard`. The callback warns when too many steps are skipped, and can stop the training in a stall.
 
     >>> import tf_lossscale
     >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -48,11 +42,13 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             batches as well. Each reading waits until the steps in progress have finished. With `steps_per_execution`,
             the values are read after the execution that contains the n-th batch.
         log_dir: a folder to which the callback writes these values and the loss for TensorBoard, at each reading. By
-            default nothing is written. With `diagnose="exponents"`, the callback also writes the most recent exponent
-            counts: a histogram of exponents for each variable.
+            default nothing is written.
         max_skipped: the fraction of skipped steps above which the callback warns. At a reading, the callback checks the
             fraction if at least 50 steps have been taken since the previous check.
         optimizer: the optimizer whose loss scale is shown, or None for the model's optimizer.
+        stop_after: the number of skipped steps in a row after which `fit` ends with a FloatingPointError, or None to go
+            on. It works in every mode, also if XLA compiles the model. The callback reads the count in every
+            `stop_after`-th batch, and more often in a stall.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -66,13 +62,20 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         log_dir: str | os.PathLike[str] | None = None,
         max_skipped: float = 0.2,
         optimizer: LossScaleOptimizer | None = None,
+        stop_after: int | None = None,
     ):
         super().__init__()
+        self.update_freq: int | None = None
         if update_freq != "epoch":
             remedy = 'Pass "epoch", or the number of batches from one reading to the next.'
-            self.update_freq: int = errors.whole_number("update_freq", update_freq, remedy)
+            self.update_freq = errors.whole_number("update_freq", update_freq, remedy)
+        self.stop_after: int | None = None
+        if stop_after is not None:
+            remedy = "Pass a number of skipped steps, for example 100, or None to go on."
+            self.stop_after = errors.whole_number("stop_after", stop_after, remedy)
+        if self.update_freq or self.stop_after:
             # Keras waits for each batch if a callback has an `on_train_batch_end` method, so this callback has the
-            # method only if `update_freq` is a number.
+            # method only if it needs it.
             self.on_train_batch_end: Any = self._after_batch
         self.max_skipped: float = errors.positive_number(
             "max_skipped", max_skipped, "Pass a fraction, for example 0.2."
@@ -85,8 +88,6 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             optional.load("tensorboard", "")
         self._optimizer = optimizer
         self._writer = None if log_dir is None else tf.summary.create_file_writer(str(log_dir))
-        # Identifies the exponent counts that were written last, by their optimizer and their step.
-        self._written: tuple[Any, int] = None, 0
 
     @property
     def _watched(self) -> Any:
@@ -105,6 +106,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         self._warned = self._warned_of_state = False
         # The number of steps, and of skipped steps, at the previous check of `max_skipped`.
         self._checked = self._steps(), self._value("skipped_steps")
+        # The number of batches until the count of skipped steps in a row may reach `stop_after`.
+        self._until_stop = self._missing_for_stop()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         del epoch, logs
@@ -123,40 +126,37 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
     def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs if logs is not None else {}
         # With `steps_per_execution`, Keras calls this method only after the last batch of each execution.
-        if (batch + 1) // self.update_freq > self._batches // self.update_freq:
+        if self.update_freq and (batch + 1) // self.update_freq > self._batches // self.update_freq:
             self._update_logs(logs)
+        if self.stop_after:
+            self._until_stop -= batch + 1 - self._batches
+            if self._until_stop <= 0:
+                self._until_stop = self._missing_for_stop()
         self._batches = batch + 1
         # Between two readings, the progress bar shows the values of the last reading.
         logs.update(self._read)
 
+    def _missing_for_stop(self) -> int:
+        """Return how many more steps in a row must be skipped to end the training. If none, raise an error."""
+        if not self.stop_after:
+            return 0
+        in_a_row = self._value("skipped_in_a_row")
+        if in_a_row >= self.stop_after:
+            raise FloatingPointError(
+                f"The last {in_a_row} steps were all skipped. The loss scale is {self._value('loss_scale'):g} now. "
+                f"{WHAT_TO_TRY}"
+            )
+        return self.stop_after - in_a_row
+
     def _update_logs(self, logs: dict[str, Any]) -> None:
         self._read = {name: self._value(name) for name in ("loss_scale", "skipped_steps")}
-        if self._watched.gradient_norm is not None:
-            self._read["grad_norm"] = self._value("gradient_norm")
         logs.update(self._read)
         if self._writer is not None:
-            self._write({**self._read, **{name: logs[name] for name in ("loss",) if name in logs}})
+            with self._writer.as_default(self._steps()):
+                for name, value in {**self._read, **{name: logs[name] for name in ("loss",) if name in logs}}.items():
+                    tf.summary.scalar(name, value)
         self._warn()
         self._warn_of_state()
-
-    def _write(self, values: dict[str, Any]) -> None:
-        optimizer, step = self._watched, self._steps()
-        counts = optimizer._last_counts()
-        with self._writer.as_default(step):  # type: ignore[union-attr]
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
-            if counts is None or (optimizer is self._written[0] and counts.step == self._written[1]):
-                return
-            self._written = optimizer, counts.step
-            for name, row in zip(counts.names, counts.counts[:, FINITE]):
-                seen = np.flatnonzero(row)
-                if not seen.size:
-                    continue
-                # `tf.summary.histogram` needs the values themselves. This writes their counts in the same format: for
-                # each bucket its lower bound, its upper bound and its count.
-                bins = np.arange(seen[0], seen[-1] + 1)
-                buckets = np.stack([bins + LOWEST, bins + LOWEST + 1, row[bins]], axis=1).astype(np.float64)
-                tf.summary.write(f"exponents/{name}", buckets, metadata=_HISTOGRAM)
 
     def _warn(self) -> None:
         steps, skipped = self._steps(), self._read["skipped_steps"]
@@ -194,7 +194,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             )
 
     def _steps(self) -> int:
-        scale = self._watched._loss_scale
+        scale = self._watched.scaler
         return int(self._value("total_steps", scale) if scale.may_skip else self._value("iterations"))
 
     def _value(self, name: str, holder: Any = None) -> Any:

@@ -33,8 +33,8 @@ from absl import logging
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.loss_scale import FixedLossScale
-from tf_lossscale.core.shared import SharedLossScale
 from tf_lossscale.wrapper.marks import Mark, have_been_unscaled, is_scaled, marks_of
+from tf_lossscale.wrapper.shared import SharedLossScale
 
 _FACTORS = "_factors_of_tf_lossscale"
 # Maps each method to whether a following `apply_gradients`, or an `apply` that takes both kinds, gets scaled gradients.

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_lossscale.core import gradients as gradients_lib
-from tf_lossscale.core import replicas
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import runs_in_order
-from tf_lossscale.wrapper import arguments
-from tf_lossscale.wrapper.grads_and_vars import tensors_of, without_none
+from tf_lossscale.wrapper import checks
+from tf_lossscale.wrapper.checks import tensors_of, without_none
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Variable
@@ -153,7 +152,7 @@ class Family(abc.ABC):
         `variables` are the gradients' variables if the gradients are about to be applied, otherwise None.
         """
         del variables
-        return gradients_lib.unscale(gradients, factor)
+        return scaling.unscale(gradients, factor)
 
     def reduces_itself(self, variables: list[Variable]) -> bool:
         """Return whether `reduce` does more than sum the gradients, so that they may differ between the replicas."""
@@ -203,12 +202,6 @@ class Family(abc.ABC):
         """Return the value that the wrapper's `apply_gradients` returns in eager mode."""
         return None
 
-    def obstacle(self) -> str | None:
-        """Return the reason why XLA cannot compile the optimizer's update. If no reason is known, return None."""
-        if getattr(self.inner, "has_step_hooks", False):
-            return "the optimizer's step hooks are Python functions"
-        return None
-
     def replica_variables(self) -> Iterable[tuple[Any, str]]:
         """Return an (object, attribute name) pair for each variable that every replica updates independently."""
         return ()
@@ -242,8 +235,8 @@ class Family(abc.ABC):
 
         `name` is removed from `given`.
         """
-        name = None if self.name_attribute is None else arguments.take_name(given)
-        wanted = arguments.checked(self.inner, given, self.options)
+        name = None if self.name_attribute is None else checks.take_name(given)
+        wanted = checks.checked_options(self.inner, given, self.options)
         if wanted and self.is_built:
             raise ValueError(
                 f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it "

@@ -1,4 +1,4 @@
-"""The public LossScaleOptimizer class: its constructor and its step, the same for every optimizer family."""
+"""LossScaleOptimizer: its constructor, and the methods that a training loop calls."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import do_not_convert, in_xla_context, operations, runs_in_order
+from tf_lossscale.core import replicas, scaling, skipping
+from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale, current_scale
-from tf_lossscale.diagnosis.exponents import EVERY
-from tf_lossscale.wrapper import arguments, contract
-from tf_lossscale.wrapper import registry as families
-from tf_lossscale.wrapper.grads_and_vars import name_of, require_fitting, tensors_of, unzip
-from tf_lossscale.wrapper.hyperparameters import Delegating
-from tf_lossscale.wrapper.readings import Observable
-from tf_lossscale.wrapper.saving import Configurable
-from tf_lossscale.wrapper.scaling import Scaling
-from tf_lossscale.wrapper.stall import PATIENCE, Stall
+from tf_lossscale.wrapper import checks, contract, marks, registry
+from tf_lossscale.wrapper.checks import as_list, name_of, require_fitting, tensors_of, unzip
+from tf_lossscale.wrapper.saving import Saving
+from tf_lossscale.wrapper.shared import SharedLossScale
 
 if TYPE_CHECKING:
-    from tf_lossscale.types import Gradient, Optimizer, Scalar, Variable
+    from tf_lossscale.types import (
+        Gradient,
+        Loss,
+        Optimizer,
+        Same,
+        SameFunction,
+        SameGradient,
+        Scalar,
+        Variable,
+        Variables,
+    )
 
 
 class _SignatureOfInit:
@@ -36,7 +41,18 @@ class _SignatureOfInit:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
+class Update(NamedTuple):
+    """What an optimizer passes to a step of its loss scale; see `core.skipping.step`."""
+
+    gradients: list[Any]
+    apply: Callable[[list[Any]], object]
+    skip: Callable[[], object]
+    aggregate: bool
+    observe: Callable[[tf.Tensor, list[Any]], object] | None
+    decision: contract.Decision
+
+
+class LossScaleOptimizer(Saving):
     """Wraps an optimizer and scales the loss, so that small float16 gradients do not become zero.
 
     If a gradient on any replica is infinite or NaN, the step is skipped on every replica, and the scale is multiplied
@@ -86,24 +102,10 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         hysteresis: the number of overflows in a row after which the scale is lowered.
         min_scale: the value below which the scale is never lowered.
         max_scale: the value above which the scale never grows. The default is the largest float32 number.
-        on_stall: what happens in a stall, which means `stall_steps` skipped steps in a row: "warn", "raise", or a
-            function that is called with the optimizer. "raise" raises a FloatingPointError in eager mode and an
-            InvalidArgumentError in a graph. Each stall is reported once, in the last of these steps. If XLA compiles
-            the step, the stall is reported when `loss_scale` or `state()` is read, and at the end of `fit`.
-        stall_steps: the number of skipped steps in a row that count as a stall.
-        diagnose: True to record the variables whose gradients overflow, for `overflow_report`, and the norm of all
-            gradients, for `gradient_norm`. "exponents" to count the scaled gradients by exponent instead, for
-            `precision_report`.
-        diagnose_every: with `diagnose="exponents"`, gradients are counted in the first step and then in every
-            `diagnose_every`-th step. `count_exponents()` requests a count in the next step. Steps in which gradients
-            are not counted cost almost nothing extra.
+        diagnose: whether to record the variables whose gradients overflow, for `overflow_report`.
         loss_scale: a `LossScale` of your own, a `SharedLossScale`, a manager from `tf_lossscale.amp`, or a loss scale
             of `tf_lossscale.legacy`. It determines the scale and its rules, so the arguments from `dynamic` to
             `max_scale` must not be passed.
-        jit_compile: whether XLA compiles the optimizer's step inside a `tf.function`. The model is not compiled. The
-            same steps are skipped, but weights may differ in their last bits. A step that XLA cannot compile, for
-            example in eager mode, with sparse gradients or on several replicas, runs without XLA, and a warning says so
-            once.
         **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`.
@@ -134,7 +136,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         this: Any = cls
         is_complete = cls._family_class is not None
         return object.__new__(
-            cls if is_complete else families.combined(this, families.require_wrapper_class(inner_optimizer))
+            cls if is_complete else registry.combined(this, registry.require_wrapper_class(inner_optimizer))
         )
 
     def __init__(
@@ -150,22 +152,17 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         hysteresis: int = 1,
         min_scale: float = 1.0,
         max_scale: float | None = None,
-        on_stall: str | Callable[[LossScaleOptimizer], object] = "warn",
-        stall_steps: int = PATIENCE,
-        diagnose: bool | str = False,
-        diagnose_every: int = EVERY,
+        diagnose: bool = False,
         loss_scale: object = None,
-        jit_compile: bool = False,
         **kwargs: Any,
     ):
-        wrapper_class = families.require_wrapper_class(inner_optimizer)
+        wrapper_class = registry.require_wrapper_class(inner_optimizer)
         if not isinstance(self, wrapper_class):
             raise TypeError(
                 f"{type(self).__module__}.LossScaleOptimizer cannot wrap this optimizer: {inner_optimizer!r}. Call "
                 "tf_lossscale.LossScaleOptimizer, which chooses the class."
             )
-        arguments.refuse_old_names(kwargs)
-        scale = arguments.loss_scale(
+        scale = checks.loss_scale(
             dynamic,
             initial_scale,
             dynamic_growth_steps,
@@ -177,9 +174,7 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        stall = Stall(on_stall, stall_steps)
-        diagnosis, exponents = arguments.diagnosis(diagnose, diagnose_every, scale)
-        arguments.require_jit_compile(jit_compile)
+        diagnosis = checks.diagnosis(diagnose, scale)
         family = wrapper_class._family_class(inner_optimizer)
         chosen = family.checked_options(kwargs)
         # If the constructor raises an error, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise
@@ -193,42 +188,325 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             _scale=scale,
             _contract=contract.Contract(),
             _traced=False,
+            _stepped=False,
             _warned=set(),
-            _stall=stall,
             _diagnosis=diagnosis,
-            _exponents=exponents,
             _variable_names=weakref.WeakValueDictionary(),
-            _jit_compile=jit_compile,
         )
         self._save_scale_with_inner()
         family.set_options(chosen)
         self._init_base()
-        families.mark(self)
+        registry.mark(self)
+
+    # Keras 3's `fit` passes scaled gradients to `apply_gradients`. An override, which may clip them, gets unscaled
+    # gradients in every loop, whether it is a method of a subclass, of a mixin or of the object.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own: Any = vars(cls).get("apply_gradients")
-        if own is None or cls.__module__.startswith("tf_lossscale."):
-            return
+        owner = next(base for base in cls.__mro__ if "apply_gradients" in vars(base))
+        override: Any = vars(owner)["apply_gradients"]
+        if not owner.__module__.startswith("tf_lossscale.") and not hasattr(override, _GETS_UNSCALED):
+            cls.apply_gradients = _with_unscaled_gradients(override, override.__get__)  # type: ignore[method-assign]
 
-        # Keras 3's `fit` passes scaled gradients to `apply_gradients`. A user's override, which may clip them, gets
-        # unscaled gradients in every loop.
-        @functools.wraps(own)
-        def with_unscaled_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-            return own(self, self._unscaled_pairs(grads_and_vars), *args, **kwargs)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "apply_gradients" and callable(value):
+            override = value
+            value = _with_unscaled_gradients(override, lambda self: override).__get__(self)
+        super().__setattr__(name, value)
 
-        cls.apply_gradients = with_unscaled_gradients  # type: ignore[method-assign]
-
-    def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        gradients, variables = unzip(grads_and_vars)
-        if self._contract.decide(gradients, self._loss_scale).scaled:
-            gradients = self._unscaled(gradients, variables)
-        return list(zip(gradients, variables))
+    def _overrides_apply_gradients(self) -> bool:
+        return hasattr(self.apply_gradients, _GETS_UNSCALED)
 
     def _init_base(self) -> None:
         """Set the attributes that base classes from the inner optimizer's library need."""
 
-    # The step. --------------------------------------------------------------------------------------------------
+    # Scaling and unscaling. ------------------------------------------------------------------------------------------
+
+    @overload
+    def get_scaled_loss(self, loss: float) -> tf.Tensor: ...
+
+    @overload
+    def get_scaled_loss(self, loss: Same) -> Same: ...
+
+    @do_not_convert
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Multiply the loss by the loss scale.
+
+        Call this method inside the `with` block of the gradient tape, and pass the gradients of the scaled loss to
+        `get_unscaled_gradients`. `minimize` and Keras's `fit` scale losses and unscale gradients automatically.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.get_scaled_loss(tf.constant(2.0)).numpy().item()
+        16.0
+
+        Args:
+            loss: a floating-point tensor of any shape, which may be ragged, a nested structure of such tensors, or a
+                function without arguments that returns either.
+
+        Returns:
+            The scaled loss, with the structure and dtype of `loss`. If `loss` is a function, the result is a function
+            that returns the scaled loss.
+
+        Raises:
+            TypeError: the loss does not have a floating-point dtype.
+            RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
+        """
+        scaled = self._scaled("get_scaled_loss", loss)
+        _warn_if_loss_cannot_hold(loss, self._current_factor)
+        return scaled
+
+    @overload
+    def scale_loss(self, loss: float) -> tf.Tensor: ...
+
+    @overload
+    def scale_loss(self, loss: Same) -> Same: ...
+
+    @do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiply the loss by the loss scale, as in Keras 3. `apply` or `apply_gradients` unscales the gradients.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> optimizer.scale_loss(tf.constant(2.0)).numpy().item()
+        16.0
+
+        Args:
+            loss: a floating-point tensor of any shape, which may be ragged, a nested structure of such tensors, or a
+                function without arguments that returns either.
+
+        Returns:
+            The scaled loss. A float16 or bfloat16 loss becomes float32, which can hold large scales.
+
+        Raises:
+            TypeError: the loss does not have a floating-point dtype.
+            RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
+        """
+        return self._scaled("scale_loss", loss)
+
+    def _scaled(self, method: str, loss: Any) -> Any:
+        """Scale a loss and mark it as scaled. For a function, return a function that scales the result of each call.
+
+        A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
+        """
+        marks.require_unscaled_loss(loss, self.scaler)
+        if callable(loss) and not tf.is_tensor(loss):
+            self._contract.called(method)
+            return lambda: self._scaled(method, loss())
+        if method == "scale_loss":
+            loss = tf.nest.map_structure(_at_least_float32, loss)
+        factor = self._current_factor()
+        scaled = scaling.scale_loss(loss, factor)
+        self._contract.called(method, factor)
+        marks.mark(scaled, self.scaler, True)
+        return scaled
+
+    @do_not_convert
+    def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
+        """Divide the gradients of a loss from `get_scaled_loss` by the loss scale.
+
+        `minimize` and Keras's `fit` scale losses and unscale gradients automatically.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)
+        >>> [g.numpy().item() for g in optimizer.get_unscaled_gradients([tf.constant(16.0)])]
+        [2.0]
+
+        Args:
+            grads: an iterable of floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None
+                stays None.
+
+        Returns:
+            A list of the unscaled gradients.
+
+        Raises:
+            TypeError: a gradient does not have a floating-point dtype.
+            RuntimeError: a gradient is already unscaled. In eager mode, results of arithmetic on it are not recognized.
+        """
+        grads = list(grads)
+        self._contract.require_scaled(grads, self.scaler)
+        unscaled = self._family.unscale(grads, self._factor_of_gradients())
+        self._contract.called("get_unscaled_gradients")
+        marks.mark(grads, self.scaler, True)
+        marks.mark(unscaled, self.scaler, False)
+        return unscaled
+
+    def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
+        """Wrap a loss function for a library's training loop that calls no optimizer method except `apply_gradients`.
+
+        The wrapped function returns the same, unscaled loss. Its gradients are scaled during backpropagation, and
+        unscaled before the tape returns them. The library can therefore clip the gradients as usual.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+        >>> weight = tf.Variable(3.0)
+        >>> loss_fn = optimizer.scale_inside(lambda: weight**2)
+        >>> with tf.GradientTape() as tape:  # in a library
+        ...     loss = loss_fn()
+        >>> _ = optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        >>> loss.numpy().item(), weight.numpy().item()
+        (9.0, 1.5)
+
+        Args:
+            loss_fn: a function with any arguments that computes the loss from the trained variables. It must return a
+                floating-point tensor of any shape, or a tuple whose first element is such a tensor. It must not contain
+                Keras's float8 layers: some of their gradients are in fact new values for variables, which must not be
+                unscaled.
+
+        Returns:
+            A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with
+            respect to variables. The function raises a TypeError if `loss_fn` returns a list or another type.
+        """
+
+        def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
+            factor = self._current_factor()
+            gradients = gradients_of(scaling.scale_loss(upstream, factor))
+            self._contract.unscaled_inside()
+            return self._family.unscale(gradients, factor)
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            result = loss_fn(*args, **kwargs)
+            marks.require_unscaled_loss(result, self.scaler)
+            return result
+
+        return cast("SameFunction", scaling.scaled_inside(checked, by_scaling))
+
+    def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        gradients, variables = unzip(grads_and_vars)
+        if self._contract.decide(gradients, self.scaler).scaled:
+            gradients = self._unscaled(gradients, variables)
+        return list(zip(gradients, variables))
+
+    def _unscaled(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        # A gradient that is a variable's new value does not depend on the scale.
+        return self._family.unless_overwritten(
+            lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
+        )
+
+    def _current_factor(self) -> tf.Tensor:
+        """Return the factor to multiply a loss by: the loss scale, times Keras 3's `loss_scale_factor` if it is set."""
+        factor = vars(self).get("loss_scale_factor")
+        scale = current_scale(self.scaler)
+        return scale if factor is None else scale * factor
+
+    def _factor_of_gradients(self) -> tf.Tensor:
+        """Return the factor that multiplied the loss of the gradients that are being unscaled or applied."""
+        return self._contract.factor(self._current_factor)
+
+    # The step. -------------------------------------------------------------------------------------------------------
+
+    @do_not_convert
+    def compute_gradients(
+        self, loss: Loss, var_list: Variables, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Gradient, Variable]]:
+        """Scale the loss, compute its gradients, and return them unscaled.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        >>> weight = tf.Variable(3.0)
+        >>> [(gradient, _)] = optimizer.compute_gradients(lambda: weight**2, [weight])
+        >>> gradient.numpy().item()
+        6.0
+
+        Args:
+            loss: a function that returns the loss, or a loss tensor together with its tape.
+            var_list: a variable, a list of them, or a function that returns one of these.
+            grad_loss: the gradient of the final objective with respect to the loss. By default it is 1.
+            tape: the tape that recorded the loss; required if `loss` is a tensor.
+
+        Returns:
+            A list of (gradient, variable) pairs.
+
+        Raises:
+            ValueError: `loss` is a tensor, and `tape` is missing. In a TF1 graph a tensor needs no tape.
+        """
+        if not callable(loss) and tape is None and tf.compat.v1.executing_eagerly_outside_functions():
+            raise ValueError(
+                "`tape` is required when `loss` is a tensor. Pass the GradientTape that recorded it, or pass a "
+                f"function that returns the loss. Received: loss={loss}, tape=None."
+            )
+        tape = tf.GradientTape() if tape is None else tape
+        # The variables may be an iterator, which can be read only once.
+        var_list = var_list if callable(var_list) else as_list(var_list)
+        with tape:
+            if callable(loss) and not callable(var_list):
+                tape.watch(tensors_of(var_list))
+            loss = loss() if callable(loss) else loss
+            variables = as_list(var_list()) if callable(var_list) else var_list
+            scaled_loss = self.get_scaled_loss(loss)
+        pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
+        variables = [variable for _, variable in pairs]
+        return list(zip(self._unscaled([gradient for gradient, _ in pairs], variables), variables))
+
+    @do_not_convert
+    def minimize(
+        self,
+        loss: Loss,
+        var_list: Variables,
+        grad_loss: tf.Tensor | None = None,
+        name: str | None = None,
+        tape: tf.GradientTape | None = None,
+        **kwargs: Any,
+    ) -> tf.Operation | tf.Tensor | None:
+        """Take one training step: scale the loss, then compute, unscale and apply its gradients.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25))
+        >>> weight = tf.Variable(2.0)
+        >>> _ = optimizer.minimize(lambda: weight**2, [weight])
+        >>> weight.numpy().item()
+        1.0
+
+        Args:
+            loss: a function that returns the loss, or a loss tensor together with its tape.
+            var_list: a variable, a list of them, or a function that returns one of these.
+            grad_loss: the gradient of the final objective with respect to the loss. By default it is 1.
+            name: ignored; accepted for compatibility with other optimizers.
+            tape: the tape that recorded the loss; required if `loss` is a tensor.
+            **kwargs: passed to the inner optimizer.
+
+        Returns:
+            The result of `apply_gradients`.
+
+        Raises:
+            ValueError: `loss` is a tensor and `tape` is missing, or all gradients are None.
+        """
+        return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Any, Any]]:
+        """Call `compute_gradients`. In legacy optimizers, `minimize` calls this method, and subclasses override it."""
+        # A user-defined `compute_gradients` may have no `grad_loss` argument.
+        keywords = {} if grad_loss is None else {"grad_loss": grad_loss}
+        return self.compute_gradients(loss, var_list, tape=tape, **keywords)
+
+    @do_not_convert
+    def get_gradients(self, loss: tf.Tensor, params: list[Variable]) -> list[Gradient]:
+        """Return the unscaled gradients of a loss in a TF1 graph, where no gradient tape is needed.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> with tf.Graph().as_default():
+        ...     weight = tf.Variable(1.0)
+        ...     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
+        ...     len(optimizer.get_gradients(weight**2, [weight]))
+        1
+
+        Args:
+            loss: a floating-point tensor.
+            params: the variables to differentiate with respect to.
+
+        Returns:
+            A list with one gradient for each variable.
+        """
+        return self.get_unscaled_gradients(tf.gradients(self.get_scaled_loss(loss), params))
 
     @do_not_convert
     def apply_gradients(
@@ -263,9 +541,9 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             **kwargs: passed to the inner optimizer.
 
         Returns:
-            In eager mode, None, or `iterations` around an optimizer of Keras 3. In a `tf.function`, a tensor
-            that is available when the step is complete; with a `SharedLossScale`, the end of the block completes it. In
-            a TF1 graph, the operation that takes the step.
+            In eager mode, None, or `iterations` around an optimizer of Keras 3. In a `tf.function`, whether the step
+            was applied, as a bool scalar tensor that is available when the step is complete. In a TF1 graph, the
+            operation that takes the step.
 
         Raises:
             ValueError: all gradients are None, a gradient does not have the shape of its variable, or the call is in a
@@ -273,21 +551,11 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             TypeError: a pair does not contain a variable, a gradient is not floating-point, or a keyword argument is
                 not accepted by the inner optimizer.
             RuntimeError: it is unclear whether the gradients are scaled, another optimizer's loss scale multiplies
-                them, or the optimizer cannot train in a TF1 graph.
+                them, the loss scale belongs to several optimizers, or the optimizer cannot train in a TF1 graph.
         """
         del name
-        if tf.distribute.in_cross_replica_context():
-            raise replicas.not_in_replica_context("apply_gradients")
-        gradients, variables = unzip(grads_and_vars)
-        if gradients or not self._family.takes_empty_steps:
-            require_fitting(gradients, variables)
-        if kwargs:
-            self._require_keywords(kwargs)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        decision = self._contract.decide(gradients, self._loss_scale)
-        outcome = self._step(gradients, variables, decision.scaled, aggregate, kwargs)
-        self._contract.record(decision)
-        return self._result(outcome)
+        return self._take(self._update(grads_and_vars, aggregate, kwargs))
 
     @do_not_convert
     def apply(
@@ -322,26 +590,41 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        decision = self._contract.decide_for_apply(grads, self._loss_scale, self._family.apply_takes_unscaled)
-        outcome = self._step(grads, variables, decision.scaled, aggregate=True, keywords={})
-        self._contract.record(decision)
-        result = self._result(outcome)
+        decision = self._contract.decide_for_apply(grads, self.scaler, self._family.apply_takes_unscaled)
+        result = self._take(self._prepared(grads, variables, decision))
         return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
-    def _step(
-        self, gradients: list[Any], variables: list[Any], scaled: bool, aggregate: bool, keywords: dict[str, Any]
-    ) -> Any:
-        """Unscale the gradients unless that was done, and let the loss scale apply them or skip the step."""
-        family, loss_scale = self._family, self._loss_scale
+    def _update(self, grads_and_vars: Any, aggregate: bool, keywords: dict[str, Any]) -> Update:
+        """Check (gradient, variable) pairs, and prepare the update that `apply_gradients` takes with them."""
+        if tf.distribute.in_cross_replica_context():
+            raise replicas.not_in_replica_context("apply_gradients")
+        gradients, variables = unzip(grads_and_vars)
+        if gradients or not self._family.takes_empty_steps:
+            require_fitting(gradients, variables)
+        if keywords:
+            self._require_keywords(keywords)
+        return self._prepared(gradients, variables, self._contract.decide(gradients, self.scaler), aggregate, keywords)
+
+    def _prepared(
+        self,
+        gradients: list[Any],
+        variables: list[Any],
+        decision: contract.Decision,
+        aggregate: bool = True,
+        keywords: dict[str, Any] | None = None,
+    ) -> Update:
+        """Unscale the gradients unless that was done, and return them with the functions that apply or skip them."""
+        family, scaled = self._family, decision.scaled
         if not tf.executing_eagerly():
             family.require_graph_mode()
         trained = [v for g, v in zip(gradients, variables) if g is not None or not family.slots_need_gradients]
         if family.ensure_built(trained):
             self._warn_of_float16(trained)
+            self._require_own_scale()
 
         def apply(gradients: list[Any]) -> Any:
             with replicas.local_copies(family.replica_variables):
-                return family.apply(gradients, variables, **keywords)
+                return family.apply(gradients, variables, **(keywords or {}))
 
         def skip() -> list[Any]:
             with replicas.local_copies(family.replica_variables):
@@ -349,34 +632,50 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
                 with tf.control_dependencies(operations(started)):
                     # If the caller passed unscaled gradients, `iterations` counts a skipped step, as in TensorFlow 2.
                     # If the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
-                    counted = None if scaled else family.count_skipped_step()
-            with tf.control_dependencies(operations([started, counted])):
-                # In a graph this branch reports stalls, because applied steps then need not look for one.
-                return [started, counted, [] if tf.executing_eagerly() else self._stall.in_graph(self)]
+                    return [started, None if scaled else family.count_skipped_step()]
 
-        compiles = self._jit_compile and self._compiles(gradients, variables)
-        counted = [] if self._exponents is None else self._count_by_exponent(gradients, variables, scaled)
-        # In a TF1 graph the control dependency ensures that the exponents are counted before the scale changes.
-        with tf.control_dependencies(counted):
-            if scaled:
-                gradients = family.unscale(gradients, self._factor_of_gradients(), variables)
-            aggregate = aggregate and family.sums_over_replicas
-            if aggregate and family.reduces_itself(variables):
-                with replicas.explaining_refused_merge_calls():
-                    gradients, aggregate = family.reduce(gradients, variables), False
-            # A user's rule may have an attribute that is called `step`.
-            return type(loss_scale).step(
-                loss_scale, gradients, apply, skip, aggregate, observe=self._observer(variables), jit_compile=compiles
+        if scaled:
+            gradients = family.unscale(gradients, self._factor_of_gradients(), variables)
+        aggregate = aggregate and family.sums_over_replicas
+        if aggregate and family.reduces_itself(variables):
+            with replicas.explaining_refused_merge_calls():
+                gradients, aggregate = family.reduce(gradients, variables), False
+        return Update(gradients, apply, skip, aggregate, self._observer(variables), decision)
+
+    def _take(self, update: Update) -> Any:
+        """Let the loss scale apply or skip the update, and return the result of `apply_gradients`."""
+        if isinstance(self.scaler, SharedLossScale):
+            raise RuntimeError(
+                "This optimizer shares its loss scale with others, and one decision has to be made for all of them. "
+                "Step with all optimizers at once: shared.apply_gradients([(optimizer, grads_and_vars), ...]). "
+                "compute_gradients(loss, variables) returns such pairs."
             )
+        outcome = skipping.step(
+            self.scaler, update.gradients, update.apply, update.skip, update.aggregate, update.observe
+        )
+        self._record(update)
+        if tf.executing_eagerly():
+            return self._family.result()
+        return outcome if runs_in_order() else outcome.op
 
-    def _compiles(self, gradients: list[Any], variables: list[Any]) -> bool:
-        """Return whether the step becomes a function that XLA compiles. If it cannot, log a warning once."""
-        if in_xla_context():
-            return False  # XLA compiles the whole function in which the step is taken.
-        reason = self._family.obstacle() or _obstacle(gradients, variables)
-        if reason is not None:
-            self._warn_once(f"LossScaleOptimizer(jit_compile=True) takes steps that are not compiled: {reason}.")
-        return reason is None
+    def _record(self, update: Update) -> None:
+        """Record that an update was taken or traced."""
+        self._contract.record(update.decision)
+        self.__dict__.update(_stepped=True, _traced=self._traced or not tf.executing_eagerly())
+
+    def _require_own_scale(self) -> None:
+        """Raise an error if another optimizer has stepped with the same loss scale, which changes in each step."""
+        scaler = self.scaler
+        if isinstance(scaler, SharedLossScale) or not scaler._overrides("move"):
+            return
+        for other in registry.wrappers():
+            if other.scaler is scaler and other._optimizer is not self._optimizer and other._stepped:
+                raise RuntimeError(
+                    f"Two optimizers step with the same {type(scaler).__name__}, which changes in each of their steps. "
+                    "Pass each optimizer a loss scale of its own. Or pass both a SharedLossScale, and step with "
+                    "shared.apply_gradients([(optimizer, grads_and_vars), ...]). If the other optimizer is no longer "
+                    "needed, delete it."
+                )
 
     def _warn_of_float16(self, variables: list[Any]) -> None:
         float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
@@ -392,17 +691,6 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
             self._warned.add(message)
             logging.warning("%s", message)
 
-    def _result(self, outcome: Any) -> Any:
-        """Return the value that `apply_gradients` returns. In a graph, record that a step was traced."""
-        if tf.executing_eagerly():
-            return self._family.result()
-        self.__dict__["_traced"] = True
-        if not runs_in_order():
-            return outcome
-        with tf.control_dependencies(operations(outcome)):
-            # The result is a tensor, because a tf.function cannot return an operation.
-            return tf.constant(True)
-
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise an error if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
         for name in kwargs:
@@ -412,21 +700,16 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
                     f"the inner {type(self._optimizer).__name__} takes it."
                 )
 
-    # Properties. --------------------------------------------------------------------------------------------
-
-    @property
-    def inner_optimizer(self) -> Any:
-        """The wrapped optimizer."""
-        return self._optimizer
+    # The parts. ------------------------------------------------------------------------------------------------------
 
     @property
     def _loss_scale(self) -> Any:
-        """The `LossScale` object. It can be set, because old code assigns its own loss scale to this attribute."""
-        return vars(self)["_scale"]
+        """The old name of `scaler`. It can be set, because old code assigns its own loss scale to this attribute."""
+        return self.scaler
 
     @_loss_scale.setter
     def _loss_scale(self, value: Any) -> None:
-        scale = arguments.as_loss_scale(value)
+        scale = checks.as_loss_scale(value)
         if scale is None:
             raise TypeError(
                 "`_loss_scale` must be a tf_lossscale LossScale, or an object with the methods __call__() and "
@@ -459,10 +742,10 @@ class LossScaleOptimizer(Scaling, Delegating, Observable, Configurable):
         return list(chosen)
 
     def __repr__(self) -> str:
-        scale = current_scale(self._loss_scale)
+        scale = current_scale(self.scaler)
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
-        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self._loss_scale).__name__
-        kind = "fixed" if isinstance(self._loss_scale, FixedLossScale) else kind
+        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self.scaler).__name__
+        kind = "fixed" if isinstance(self.scaler, FixedLossScale) else kind
         if self.dynamic and tf.executing_eagerly():
             kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
@@ -478,24 +761,36 @@ def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) 
         var_list: the variables to overwrite. The default is all variables for which the optimizer is built.
     """
     self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
-    # Keras calls this method at the end of `fit`, so a stall that no step has reported yet is reported here.
-    self._stall.report_silent_steps(self)
 
 
-def _obstacle(gradients: list[Any], variables: list[Any]) -> str | None:
-    """Return why XLA cannot compile a step with these gradients as one function. If it can, return None."""
-    if tf.executing_eagerly():
-        return (
-            "in eager mode, Python values can change between steps. Decorate the function that takes the step:\n"
-            "    @tf.function(jit_compile=True)\n"
-            "    def train_step(gradients):\n"
-            "        optimizer.apply_gradients(zip(gradients, variables))"
+_GETS_UNSCALED = "_gets_unscaled_gradients"
+
+
+def _with_unscaled_gradients(override: Any, bind: Callable[[Any], Callable[..., Any]]) -> Any:
+    """Return a method that unscales the gradients, and then calls the user's `override`, which `bind` binds."""
+
+    @functools.wraps(override)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        return bind(self)(self._unscaled_pairs(grads_and_vars), *args, **kwargs)
+
+    setattr(apply_gradients, _GETS_UNSCALED, True)
+    return apply_gradients
+
+
+def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
+    if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
+        return
+    scale = factor().numpy().item()
+    if scale > 65504:
+        logging.log_first_n(
+            logging.WARNING,
+            "The loss is float16, whose largest value is 65504, and the loss scale is %g: the scaled loss overflows. "
+            "Cast the loss first: optimizer.get_scaled_loss(tf.cast(loss, tf.float32)).",
+            1,
+            scale,
         )
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        return "a TF1 graph cannot call a compiled function"
-    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        return "a gradient is sparse, and may have a different number of rows in each step"
-    if replicas.several_replicas():
-        return "there are several replicas. Put jit_compile=True on the function that is given to strategy.run"
-    devices = {getattr(variable, "device", "") for variable in variables} - {""}
-    return "the variables are on several devices" if len(devices) > 1 else None
+
+
+def _at_least_float32(loss: Any) -> Any:
+    loss = loss if tf.is_tensor(loss) else tf.convert_to_tensor(loss)
+    return tf.cast(loss, tf.float32) if loss.dtype in (tf.float16, tf.bfloat16) else loss

@@ -182,6 +182,11 @@ def mark(wrapper: Any) -> None:
     _wrappers.add(wrapper)
 
 
+def wrappers() -> list[Any]:
+    """Return all wrappers that are alive."""
+    return list(_wrappers)
+
+
 def is_wrapped(inner_optimizer: Any) -> bool:
     """Return whether an optimizer has a wrapper that is still alive."""
     return any(wrapper._optimizer is inner_optimizer for wrapper in _wrappers)

@@ -13,14 +13,11 @@ from absl import logging
 
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale, current_scale
-from tf_lossscale.core.shared import SharedLossScale
-from tf_lossscale.diagnosis.exponents import EVERY
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
+from tf_lossscale.wrapper.checks import assign_all
 from tf_lossscale.wrapper.contract import Contract
-from tf_lossscale.wrapper.grads_and_vars import assign_all
-from tf_lossscale.wrapper.hyperparameters import Parts
-from tf_lossscale.wrapper.readings import set_value, value_of
-from tf_lossscale.wrapper.stall import PATIENCE
+from tf_lossscale.wrapper.shared import SharedLossScale
+from tf_lossscale.wrapper.state import WithLossScale, set_value, value_of
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Variable
@@ -42,14 +39,8 @@ class CallableList(list[Any]):
         return self
 
 
-class Configurable(Parts):
-    """Methods of LossScaleOptimizer that list its variables, write and read its config, and copy it."""
-
-    dynamic: Any
-    initial_scale: Any
-    dynamic_growth_steps: Any
-    _state: Any
-    _set_state: Any
+class Saving(WithLossScale):
+    """The variables, the config and the copies of a wrapper."""
 
     def _inner_config(self) -> dict[str, Any]:
         """Return the inner optimizer's config. While a model is being saved, add the loss scale's state.
@@ -60,7 +51,7 @@ class Configurable(Parts):
         the config.
         """
         inner = self._family.config()
-        scale = self._loss_scale
+        scale = self.scaler
         if not scale.may_skip or not _a_model_is_being_saved():
             return inner
         own = [value_of(each) for each in scale.variables] if _has_config_of_user(scale) else []
@@ -68,7 +59,7 @@ class Configurable(Parts):
 
     def _take_state(self, inner: Any) -> None:
         """Restore the loss scale's state from an inner optimizer's config, if `_inner_config` stored it there."""
-        scale = self._loss_scale
+        scale = self.scaler
         if isinstance(inner, dict) and STATE in inner and scale.may_skip:
             # A rule of the user's determines its scale itself.
             state = dict(inner[STATE])
@@ -89,14 +80,14 @@ class Configurable(Parts):
 
         Returns:
             A dict of constructor arguments. An argument that TensorFlow's LossScaleOptimizer does not have is included
-            only if its value is not the default. A function passed as `on_stall` is never included, because a config
-            contains only plain values.
+            only if its value is not the default.
         """
-        return {"inner_optimizer": self._inner_config(), **self._config_of_scale(), **self._config_of_own_arguments()}
+        diagnose = {} if self._diagnosis is None else {"diagnose": True}
+        return {"inner_optimizer": self._inner_config(), **self._config_of_scale(), **diagnose}
 
     def _config_of_scale(self) -> dict[str, Any]:
         """Return the arguments that determine the loss scale."""
-        scale: Any = self._loss_scale
+        scale: Any = self.scaler
         if _has_config_of_user(scale):
             saving = self._family.saving
             name = saving.get_registered_name(type(scale)) if saving else type(scale).__name__
@@ -113,27 +104,8 @@ class Configurable(Parts):
             config["skip_nonfinite"] = True
         return config
 
-    def _config_of_own_arguments(self) -> dict[str, Any]:
-        """Return the other arguments that TensorFlow's class lacks, if their values are not the defaults."""
-        config: dict[str, Any] = {}
-        if self._diagnosis is not None:
-            config["diagnose"] = True
-        if self._exponents is not None:
-            config["diagnose"] = "exponents"
-            if self._exponents.every != EVERY:
-                config["diagnose_every"] = self._exponents.every
-        if self._jit_compile:
-            config["jit_compile"] = True
-        if self._stall.action == "raise":
-            config["on_stall"] = "raise"
-        elif callable(self._stall.action):
-            _warn_of_function(self._stall.action)
-        if self._stall.steps != PATIENCE:
-            config["stall_steps"] = self._stall.steps
-        return config
-
     def _warn_of_own_rule(self) -> None:
-        scale = self._loss_scale
+        scale = self.scaler
         if _has_rule_outside_of_config(scale):
             logging.warning(
                 "A config cannot contain the rule of the loss scale %s. An optimizer that is "
@@ -147,11 +119,7 @@ class Configurable(Parts):
 
     def _scale_to_start_with(self) -> float:
         """Return the initial scale. If a user's rule has none, return the current scale."""
-        return (
-            self.initial_scale
-            if math.isfinite(self.initial_scale)
-            else float(value_of(current_scale(self._loss_scale)))
-        )
+        return self.initial_scale if math.isfinite(self.initial_scale) else float(value_of(current_scale(self.scaler)))
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
@@ -181,11 +149,11 @@ class Configurable(Parts):
         inner = inner_of(config)
         if cls._family_class is None:
             family = (
-                families.wrapper_class_of_config(inner)
+                registry.wrapper_class_of_config(inner)
                 if isinstance(inner, dict)
-                else families.require_wrapper_class(inner)
+                else registry.require_wrapper_class(inner)
             )
-            return families.combined(this, family).from_config(config, custom_objects)
+            return registry.combined(this, family).from_config(config, custom_objects)
         config = {name: value for name, value in config.items() if name not in ("inner_optimizer", "optimizer")}
         if "loss_scale" in config:
             config.update(cls._of_scale(config.pop("loss_scale"), custom_objects or {}))
@@ -194,7 +162,7 @@ class Configurable(Parts):
             inner = cls._family_class.from_config(copy.deepcopy(inner), custom_objects)
         # The wrapper class is looked up again, because the inner optimizer may belong to a different family. From an
         # old config, tf_keras creates a legacy optimizer, even if `cls` wraps tf_keras's newer optimizers.
-        family = families.require_wrapper_class(inner)
+        family = registry.require_wrapper_class(inner)
         new = (this if issubclass(this, family) else family)(inner_optimizer=inner, **config)
         new._take_state(of_inner)
         return new
@@ -214,7 +182,7 @@ class Configurable(Parts):
 
     def _save_scale_with_inner(self) -> None:
         """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it."""
-        inner, scale = self._optimizer, self._loss_scale
+        inner, scale = self._optimizer, self.scaler
         if not hasattr(inner, "_track_trackable"):
             if _has_state(scale):
                 logging.warning(
@@ -240,11 +208,10 @@ class Configurable(Parts):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
-        # The variables of the diagnostics are left out of checkpoints, to keep TensorFlow's original checkpoint format.
+        # Checkpoints do not contain the counts of overflows, to keep TensorFlow's original checkpoint format.
         if save_type == "checkpoint":
             return children
-        counting = {"diagnosis": self._diagnosis, "exponents": self._exponents}
-        return {**children, **{name: part for name, part in counting.items() if part is not None}}
+        return children if self._diagnosis is None else {**children, "diagnosis": self._diagnosis}
 
     @property
     def variables(self) -> CallableList:
@@ -252,7 +219,7 @@ class Configurable(Parts):
 
         Around an optimizer of tf_keras legacy, the list has only the inner optimizer's variables.
         """
-        return CallableList([*self.weights, *self._loss_scale.variables])
+        return CallableList([*self.weights, *self.scaler.variables])
 
     @property
     def weights(self) -> list[Variable]:
@@ -286,7 +253,7 @@ class Configurable(Parts):
 
     def _are_of_scale(self, values: list[Any]) -> bool:
         """Return whether arrays match the loss scale's variables in shape and kind of dtype. Slots do not match."""
-        arrays, variables = [np.asarray(value) for value in values], self._loss_scale.variables
+        arrays, variables = [np.asarray(value) for value in values], self.scaler.variables
         return [(array.shape, array.dtype.kind) for array in arrays] == [
             (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype).kind) for variable in variables
         ]
@@ -294,7 +261,7 @@ class Configurable(Parts):
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
-        families.mark(new)
+        registry.mark(new)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -304,16 +271,8 @@ class Configurable(Parts):
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()
-        families.mark(new)
+        registry.mark(new)
         return new
-
-
-def _warn_of_function(on_stall: Any) -> None:
-    logging.warning(
-        "A config cannot contain the function `on_stall=%s`. An optimizer that is created from this config, for "
-        'example in a loaded model, only warns. Compile the model again with `on_stall`, or pass "raise".',
-        getattr(on_stall, "__name__", on_stall),
-    )
 
 
 def _has_state(scale: Any) -> bool:

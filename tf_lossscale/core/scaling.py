@@ -1,4 +1,4 @@
-"""Arithmetic on losses and gradients: scaling, unscaling, and the check for values that are not finite."""
+"""Arithmetic on losses and gradients: multiplication and division by a scale."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_lossscale.core.graphs import in_xla_context, optimization_barrier
 
-# An operation on up to this many values takes longer to start than to run.
-_SMALL = 2**13
+#: An operation on up to this many values takes longer to start than to run.
+SMALL = 2**13
 
 
 def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
@@ -41,7 +41,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
         return divide(optimization_barrier(values), _opaque_to_xla(scale, values) if compiled else scale)
 
     result = floating(gradients)
-    for positions in _alike(result):
+    for positions in alike(result):
         if len(positions) == 1:
             result[positions[0]] = over_values(unscaled, result[positions[0]])
         else:
@@ -63,7 +63,7 @@ def _opaque_to_xla(scale: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.where(always_true, scale, tf.cast(values, scale.dtype))
 
 
-def _alike(gradients: list[Any]) -> list[list[int]]:
+def alike(gradients: list[Any]) -> list[list[int]]:
     """Group the positions of small tensors that can be stacked, because each operation takes longer than their values.
 
     Other tensors and IndexedSlices are groups of one. XLA fuses operations, so in its functions every group is of one.
@@ -73,7 +73,7 @@ def _alike(gradients: list[Any]) -> list[list[int]]:
     for i, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        small = not isinstance(gradient, tf.IndexedSlices) and (gradient.shape.num_elements() or _SMALL + 1) <= _SMALL
+        small = not isinstance(gradient, tf.IndexedSlices) and (gradient.shape.num_elements() or SMALL + 1) <= SMALL
         key = (gradient.dtype, tuple(gradient.shape.as_list()), gradient.device) if small and not compiled else i
         groups.setdefault(key, []).append(i)
     return list(groups.values())
@@ -128,50 +128,61 @@ def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> An
     return function(gradient)
 
 
-def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
-    """Return whether all values of all gradients are finite, as a bool scalar tensor.
+def scaled_inside(
+    loss_fn: Callable[..., Any], by_scaling: Callable[[tf.Tensor, Callable[[tf.Tensor], list[Any]]], list[Any]]
+) -> Callable[..., Any]:
+    """Wrap a loss function, so that its gradients are computed from the scaled loss and then unscaled.
 
-    Rows of IndexedSlices with the same index are added up before the check, because their sum is what an optimizer
-    applies.
+    `by_scaling` takes the upstream gradient, and a function that returns the variables' gradients for an upstream
+    gradient. It returns the gradients for the upstream gradient that it got. `loss_fn` returns the loss, or a tuple
+    that begins with the loss; other parts of the tuple have no gradients.
     """
-    each = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    to_check = [tf.stack([each[i] for i in at]) if len(at) > 1 else each[at[0]] for at in _alike(each)]
-    # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
-    # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
-    summed: list[tf.Tensor] = []
-    others: list[tf.Tensor] = []
-    for values in to_check:
-        is_large = (values.shape.num_elements() or _SMALL + 1) > _SMALL
-        (summed if is_large and values.dtype in (tf.float32, tf.float64) else others).append(values)
-    if not summed or in_xla_context():
-        return _every_value_is_finite(to_check)
-    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in summed])
-    proven = tf.logical_and(tf.math.is_finite(sums), _every_value_is_finite(others))
-    return tf.cond(proven, lambda: tf.constant(True), lambda: _every_value_is_finite(to_check))
+
+    def same_loss(*args: Any, **kwargs: Any) -> Any:
+        results = []
+
+        def loss_and_gradients() -> Any:
+            # The tape is persistent, because the caller's tape may be persistent and request the gradients several
+            # times.
+            with tf.GradientTape(persistent=True) as tape:
+                result = loss_fn(*args, **kwargs)
+                loss = _loss_of(result)
+            results.append(result)
+
+            def gradients(upstream: Any, variables: Any = ()) -> Any:
+                def gradients_of(scaled: tf.Tensor) -> list[Any]:
+                    return tape.gradient(loss, variables, output_gradients=scaled)
+
+                return [], by_scaling(upstream, gradients_of)
+
+            return loss, gradients
+
+        loss, (result,) = tf.custom_gradient(loss_and_gradients)(), results
+        return _beginning_with(loss, result) if isinstance(result, tuple) else loss
+
+    return same_loss
 
 
-def _every_value_is_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
-    flags = [tf.reduce_all(tf.math.is_finite(values)) for values in tensors]
-    if len(flags) == 1:
-        return flags[0]
-    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
+def _loss_of(result: Any) -> tf.Tensor:
+    """Return the loss from a loss function's result.
 
-
-def nonfinite_kind(gradient: Any) -> tf.Tensor:
-    """Return a float32 scalar, which is NaN if a gradient contains NaN, and otherwise infinity if it contains infinity.
-
-    If all values are finite, the scalar is 0.
+    A list is rejected, because it may contain either several losses, or one loss and further results.
     """
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    bad = tf.where(tf.reduce_any(tf.math.is_nan(values)), float("nan"), float("inf"))
-    return tf.where(all_finite([gradient]), 0.0, bad)
+    part = result[0] if isinstance(result, tuple) and result else result
+    try:
+        loss = None if isinstance(part, (list, tuple)) else tf.convert_to_tensor(part)
+    except (TypeError, ValueError):
+        loss = None
+    if loss is None or not loss.dtype.is_floating:
+        raise TypeError(
+            "`loss_fn` must return the loss (a floating-point tensor) or a tuple that begins with the loss, but "
+            f"returned: {result!r}. If there are several losses, add them up. Return further results in a tuple, not "
+            "in a list."
+        )
+    return loss
 
 
-def sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
-    """Add up the rows of IndexedSlices that have the same index.
-
-    The result has as many rows; those left over are zeros.
-    """
-    values = gradient.values
-    _, positions = tf.unique(tf.reshape(gradient.indices, [-1]))
-    return tf.math.unsorted_segment_sum(values, positions, tf.shape(values)[0])
+def _beginning_with(loss: tf.Tensor, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    rest = [tf.stop_gradient(part) if tf.is_tensor(part) else part for part in tf.nest.flatten(result[1:])]
+    parts = (loss, *tf.nest.pack_sequence_as(result[1:], rest))
+    return type(result)._make(parts) if hasattr(result, "_make") else parts

@@ -1,0 +1,180 @@
+"""One training step, which is applied on all replicas or skipped on all of them.
+
+::
+
+    step(gradients, apply, skip, aggregate):
+        sum the gradients over the replicas, unless `aggregate` is False
+        decide(gradients):  finite = check(gradients)
+                            apply(gradients) if finite, otherwise skip()
+                            count the step; move(finite)
+
+In eager mode `decide` is an `if` of Python, in a graph it is one `tf.cond`. Without merge calls, each replica decides.
+With them, `decide` runs once, in the cross-replica context, on the first replica's gradients. TensorFlow refuses the
+merge calls of optimizers inside a tf.cond, so the branch that applies the step enters the replica context again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core.finite import nonfinite_kind
+from tf_lossscale.core.graphs import finished, in_xla_context, operations, outside_xla, runs_in_order
+from tf_lossscale.core.variables import as_number, unless
+
+#: After this many skipped steps in a row, a warning says so.
+STALL = 100
+WHAT_TO_TRY = (
+    "Look for NaN in the data and in the loss; find the variables with LossScaleOptimizer(..., diagnose=True) and "
+    "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, lower "
+    "initial_scale if the scale is fixed, or lower min_scale."
+)
+_STALLED = f"The last {STALL} steps were all skipped. {WHAT_TO_TRY}"
+
+
+def step(
+    loss_scale: Any,
+    gradients: list[Any],
+    apply: Callable[[list[Any]], object],
+    skip: Callable[[], object] | None = None,
+    aggregate: bool = True,
+    observe: Callable[[tf.Tensor, list[Any]], object] | None = None,
+) -> Any:
+    """Take a step with a loss scale; see `LossScale.step`.
+
+    `observe` is called once at the end of a step that could be skipped, with the result of `check` and a list of values
+    for all gradients. Each value is finite if and only if its gradient is finite on all replicas.
+    """
+    if tf.distribute.in_cross_replica_context():
+        raise replicas.not_in_replica_context("step")
+    # `keep_state` asks whether a step was taken or traced, and `change_rules` whether one was traced.
+    state = vars(loss_scale)
+    state["_steps_called"] = state.get("_steps_called", 0) + 1
+    state["_traced"] = state.get("_traced", False) or not tf.executing_eagerly()
+    gradients = scaling.floating(gradients)
+    with replicas.explaining_refused_merge_calls():
+        if aggregate:
+            gradients = replicas.sum_over_replicas(gradients)
+        if not loss_scale.may_skip:
+            return _after(apply(gradients), True)
+        # `prepare` creates all variables, so one of them stands for all. If `once` uses a merge call, it waits for all
+        # replicas before it creates them, so either all replicas call it or none.
+        if loss_scale._is_missing("step_counts"):
+            replicas.once(loss_scale.prepare)
+        # Gradients that the caller has summed may differ between the replicas.
+        agrees = aggregate or not replicas.several_replicas()
+        to_check = gradients if agrees else _agreed(loss_scale, gradients)
+        if not replicas.uses_merge_call():
+            return _decide(loss_scale, to_check, lambda: apply(gradients), skip, observe)
+
+        # All replicas run the first replica's functions, each with its own gradients.
+        def across_replicas(strategy: tf.distribute.Strategy, per_replica: list[Any], to_check: list[Any]) -> Any:
+            # All replicas have the same gradients, or the same values to check in place of them.
+            local = strategy.experimental_local_results
+            first = [None if each is None else local(each)[0] for each in to_check]
+            apply_on_each = lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,))  # noqa: E731
+            return _decide(loss_scale, first, apply_on_each, skip, observe)
+
+        return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, to_check))
+
+
+def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
+    """Apply or skip the step, count it, and move the scale."""
+    applied = _checked(loss_scale, to_check)
+
+    def apply_and_count() -> list[Any]:
+        return [apply(), loss_scale._count_step(applied=True)]
+
+    def skip_and_count() -> list[Any]:
+        counted = loss_scale._count_step(applied=False)
+        with tf.control_dependencies(operations(counted)):
+            return [counted, skip and skip(), _warn_of_stall(loss_scale)]
+
+    if tf.executing_eagerly():
+        # `bool` waits for the device if the check has not already done so.
+        branch = apply_and_count() if bool(applied) else skip_and_count()
+    else:
+        branch = [tf.cond(applied, lambda: finished(apply_and_count()), lambda: finished(skip_and_count()))]
+    with tf.control_dependencies(operations(branch)):
+        moved = loss_scale.move(applied)
+        _require_operations(loss_scale, moved)
+        return _after([branch, moved, observe and observe(applied, to_check)], applied)
+
+
+def _after(results: Any, applied: Any) -> Any:
+    """Return whether the step was applied: in a graph a tensor that is available when the step is complete."""
+    if tf.executing_eagerly():
+        return bool(applied)
+    with tf.control_dependencies(operations(results)):
+        return tf.identity(applied)
+
+
+def _checked(loss_scale: Any, gradients: list[Any]) -> tf.Tensor:
+    decision = loss_scale.check(gradients)
+    if decision is None or isinstance(decision, tf.Operation):
+        raise TypeError(
+            f"{type(loss_scale).__name__}.check() must return whether to apply the step, as a bool scalar tensor, but "
+            f"returned: {decision!r}."
+        )
+    decision = tf.cast(decision, tf.bool)
+    if loss_scale._overrides("check") and replicas.several_replicas() and not replicas.uses_merge_call():
+        # Without a merge call, every replica has made its own decision. A step is applied if all would apply it.
+        [refusals] = replicas.all_reduce([tf.cast(tf.logical_not(decision), tf.float32)])
+        decision = tf.equal(refusals, 0)
+    if decision.shape.rank not in (0, None):
+        raise ValueError(
+            f"{type(loss_scale).__name__}.check() must return a bool scalar tensor, but returned one of shape "
+            f"{decision.shape}. Reduce it, for example with tf.reduce_all."
+        )
+    return decision
+
+
+def _agreed(loss_scale: Any, gradients: list[Any]) -> list[Any]:
+    """Return values for all replicas to check in place of gradients that may differ between the replicas.
+
+    A value is finite if and only if its gradient is finite on all replicas. If `check` is overridden, the values are
+    this replica's gradients, with infinity or NaN added to all values of a gradient that has one on any replica.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        return gradients
+    [kinds] = replicas.all_reduce([tf.stack([nonfinite_kind(gradient) for gradient in present])])
+    kind_of_each = iter(tf.unstack(kinds))
+    agreed = [None if gradient is None else next(kind_of_each) for gradient in gradients]
+    if not loss_scale._overrides("check"):
+        return agreed
+
+    def with_kind(gradient: Any, kind: Any) -> Any:
+        return scaling.over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
+
+    return list(map(with_kind, gradients, agreed))
+
+
+def _require_operations(loss_scale: Any, moved: Any) -> None:
+    """Raise an error if a user's `move` returns nothing that a session could run."""
+    if not (runs_in_order() or operations(moved)) and loss_scale._overrides("move"):
+        raise TypeError(
+            f"{type(loss_scale).__name__}.move() must return the results of `assign` in a TF1 graph, where a session "
+            f"runs nothing else, but returned: {moved!r}."
+        )
+
+
+def _warn_of_stall(loss_scale: Any) -> Any:
+    """Warn once in each stall, when the last `STALL` steps were all skipped. XLA cannot print, so it does not warn."""
+    if tf.executing_eagerly():
+        if as_number(loss_scale.skipped_in_a_row) == STALL:
+            logging.warning("%s", _STALLED)
+        return None
+    # Workers of a parameter server share the count. On a DTensor mesh, there are no strings.
+    on_mesh = isinstance(loss_scale.step_counts, tf.experimental.dtensor.DVariable)
+    if on_mesh or in_xla_context() or replicas.workers_step_alone():
+        return None
+    return unless(
+        tf.not_equal(loss_scale.skipped_in_a_row, STALL),
+        lambda: outside_xla(lambda: tf.print(f"WARNING: {_STALLED}", output_stream=sys.stderr)),
+    )
