@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+_FuncGraph: Any = tf.__internal__.FuncGraph
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -51,9 +52,11 @@ def enclosing() -> Iterator[Any]:
 def functions() -> list[Any]:
     """Return the graphs of the functions being traced, innermost first, then the TF1 graph around them if any."""
     # The graphs of branches and loops are instances of subclasses of FuncGraph.
-    function, has_session = tf.__internal__.FuncGraph, not tf.compat.v1.executing_eagerly_outside_functions()
+    has_session = not tf.compat.v1.executing_eagerly_outside_functions()
     return [
-        graph for graph in enclosing() if type(graph) is function or (has_session and not isinstance(graph, function))
+        graph
+        for graph in enclosing()
+        if type(graph) is _FuncGraph or (has_session and not isinstance(graph, _FuncGraph))
     ]
 
 
@@ -64,7 +67,7 @@ def runs_in_order() -> bool:
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return True
-    return any(type(graph) is tf.__internal__.FuncGraph for graph in enclosing())
+    return any(type(graph) is _FuncGraph for graph in enclosing())
 
 
 def in_xla_context() -> bool:
@@ -102,12 +105,28 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
-def ancestors(tensor: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
-    """Iterate over a tensor of a graph and the tensors that it was computed from.
+def notes(graph: Any) -> dict[Any, Any]:
+    """Return a dict that belongs to a graph and is deleted with it. Its values may refer to the graph."""
+    if not hasattr(graph, "_notes_of_tf_lossscale"):
+        graph._notes_of_tf_lossscale = {}
+    return graph._notes_of_tf_lossscale
+
+
+def at_end_of_trace(act: Callable[[], None]) -> bool:
+    """Call `act` at the end of the trace of the outermost function. Without a trace, return False and do nothing."""
+    # TensorFlow has no public method for this. A test fails if the private one is missing.
+    add = next((graph._add_scope_exit_callback for graph in functions()[-1:] if isinstance(graph, _FuncGraph)), None)
+    if add is not None:
+        add(act)
+    return add is not None
+
+
+def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
+    """Iterate over the tensors in a structure that belong to graphs, and the tensors that they were computed from.
 
     `passes` says whether to go on to the inputs of a tensor's operation. An eager tensor has no known ancestors.
     """
-    to_visit, seen = [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor], set()
+    to_visit, seen = [each for each in tf.nest.flatten(tensors, expand_composites=True)], set()
     while to_visit:
         each = to_visit.pop()
         if id(each) in seen or not isinstance(getattr(each, "graph", None), tf.Graph):

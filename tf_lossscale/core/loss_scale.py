@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale import errors
 from tf_lossscale.core import finite, scaling, skipping
+from tf_lossscale.core.factors import Factors
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
 
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
 # third value from itself.
 _STEP_COUNTS = ("total_steps", "skipped_steps", "skipped_in_a_row")
 _APPLIED, _SKIPPED, _IN_A_ROW = np.array([[1, 0, 0], [1, 1, 1], [0, 0, 1]])
+
+
+def _noting_reads(call: Any) -> Any:
+    """Return a `__call__` method that notes that the user has read the scale, and may scale a loss by it."""
+
+    @functools.wraps(call)
+    def noting(self: Any) -> Any:
+        self._factors.forget()
+        return call(self)
+
+    return noting
 
 
 class LossScale(Variables):
@@ -66,6 +79,11 @@ class LossScale(Variables):
         if self._overrides("check") or self._overrides("move"):
             _ = self.step_counts
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            cls.__call__ = _noting_reads(vars(cls)["__call__"])  # type: ignore[method-assign]
+
     def __call__(self) -> tf.Tensor:
         """Return the current scale, as a float32 scalar tensor."""
         raise NotImplementedError(
@@ -90,14 +108,15 @@ class LossScale(Variables):
         Raises:
             TypeError: a loss does not have a floating-point dtype.
         """
-        return scaling.scale_loss(loss, current_scale(self))
+        return scaling.scale_loss(loss, self._factor_of_loss())
 
     @do_not_convert
     def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
         """Divide the gradients of a scaled loss by the scale.
 
-        If several steps use gradients of the same scale, unscale all of them before the first step, which may change
-        the scale.
+        A gradient is divided by the scale that multiplied its loss, also if a step has changed the scale since. In
+        eager mode this is the scale of the last loss. If a `tf.function` may have scaled the loss, or the scale was
+        read to scale a loss by hand, it is the current scale.
 
         >>> [g.numpy().item() for g in FixedLossScale(8.0).unscale([tf.constant(24.0)])]
         [3.0]
@@ -112,7 +131,27 @@ class LossScale(Variables):
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
         """
-        return scaling.unscale(gradients, current_scale(self))
+        gradients = list(gradients)
+        return scaling.unscale(gradients, self._factor_of_gradients(gradients))
+
+    @property
+    def _factors(self) -> Factors:
+        # A subclass may not call the constructor.
+        held = self.__dict__
+        if "_factors_of_losses" not in held:
+            held["_factors_of_losses"] = Factors()
+        return held["_factors_of_losses"]
+
+    def _factor_of_loss(self) -> tf.Tensor:
+        """Return the scale to multiply a loss by, and remember it for the gradients of this loss."""
+        factor = current_scale(self)
+        self._factors.remember(factor)
+        return factor
+
+    def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
+        """Return the scale that multiplied the loss of gradients. If it is unknown, return the current scale."""
+        factor = self._factors.of(gradients)
+        return current_scale(self) if factor is None else factor
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -342,7 +381,7 @@ class FixedLossScale(LossScale):
 
 def current_scale(loss_scale: LossScale) -> tf.Tensor:
     """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
-    returned: Any = loss_scale()
+    returned: Any = loss_scale._factors.read(loss_scale)
     if returned is None or isinstance(returned, str):
         raise TypeError(
             f"{type(loss_scale).__name__}.__call__() must return the scale, as a float32 scalar tensor, but returned: "

@@ -15,7 +15,7 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.diagnosis.overflow import Diagnosis
-from tf_lossscale.wrapper.marks import is_scaled
+from tf_lossscale.wrapper.contract import is_scaled
 
 # The dtypes of gradients that fit any variable.
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)

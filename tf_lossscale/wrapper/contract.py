@@ -1,28 +1,25 @@
 """Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
 
-The methods that scale losses and unscale gradients mark the tensors that they take and return (`marks.py`), and record
-that they were called in a place, which is a function that is being traced, or eager mode. If all gradients of an update
-are marked, their marks decide. If some are marked, the marks and the calls must agree. If none is marked, the first of
-these rules decides that applies:
+Two kinds of evidence decide. *Marks* on tensors: a gradient that `get_unscaled_gradients` took is scaled, one that it
+returned is unscaled. *Calls*: each place, which is eager mode or a function that is being traced, has the last call of
+each optimizer in it. If all gradients of an update are marked, the marks decide. If some are marked, the marks and the
+calls must agree. If none is marked, the first of these rules decides that applies:
 
-1. The most recent call in the function being traced, or in the functions around it. After `scale_loss` the gradients
-   are scaled, for one update; after `get_scaled_loss` and `get_unscaled_gradients` they are unscaled, for any number.
-2. Calls in other functions and threads that no update has followed there, because gradients can be passed between
-   functions and threads. In eager mode, this thread's most recent call counts as well. If these calls disagree, the
-   update raises an error. A function that was traced on such an answer checks at each call that it still holds.
+1. The call in the innermost function being traced that has one. After `scale_loss` the gradients are scaled, for one
+   update. After `get_scaled_loss` and `get_unscaled_gradients` they are unscaled, for any number of updates.
+2. The calls in all other places that no update has followed there, because gradients can be passed between functions.
+   In eager mode, the call in eager mode is one of them. They must agree. A function that was traced on such an answer
+   cannot decide again, so a later call that contradicts it raises an error, unless an update follows in its function.
 3. No call: the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says, and a warning names
    the methods that were not called. If `scale_loss` was called, but an update has used up the call, the update raises.
 
-`apply` takes scaled gradients. It raises an error if marks or calls say that they are unscaled, and warns if they may
-be. For a Sonnet optimizer, `apply` accepts both kinds, and the rules decide; without any call they are scaled.
-
-Gradients are divided by the factor that multiplied their loss, if the loss was scaled in the function being traced, or
-in eager mode and no other function has scaled a loss since. Otherwise they are divided by the current factor.
+`apply` takes scaled gradients. It raises an error if marks or calls say that they are unscaled, and warns if some calls
+do. For a Sonnet optimizer, `apply` accepts both kinds, and the rules decide; without any call they are scaled.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -31,15 +28,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas
+from tf_lossscale.core.graphs import ancestors, at_end_of_trace, functions, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
-from tf_lossscale.wrapper.marks import Mark, have_been_unscaled, is_scaled, marks_of
 from tf_lossscale.wrapper.shared import SharedLossScale
 
-_FACTORS = "_factors_of_tf_lossscale"
-# Maps each method to whether a following `apply_gradients`, or an `apply` that takes both kinds, gets scaled gradients.
+# Maps each method to whether scaled gradients follow it in `apply_gradients`, in `apply`, and in an `apply` that takes
+# both kinds. "inside" stands for `scale_inside`.
 _APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False, "inside": False}
-_APPLY = {"scale_loss": True, "get_unscaled_gradients": False, "inside": False}
+_APPLY = {**_APPLY_GRADIENTS, "get_scaled_loss": True}
+_APPLY_EITHER = {method: scaled for method, scaled in _APPLY.items() if method != "get_scaled_loss"}
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
     "always divides them by the loss scale; or call get_unscaled_gradients(gradients) right before apply_gradients() "
@@ -47,37 +44,35 @@ _TWO_WAYS_OUT = (
 )
 
 
-class _Eager:
-    """The place of calls in eager mode. A place is where a call was made: eager mode, or the graph of a function."""
-
-
-_EAGER = _Eager()
-
-
-@dataclasses.dataclass(eq=False)
 class _Call:
-    """A thread's most recent call in a place."""
+    def __init__(self, method: str):
+        self.method = method
+        #: Whether an update of the same optimizer has followed in the same place.
+        self.is_followed = False
 
-    method: str
-    #: A function that returns the factor of the loss that the thread scaled last in this place, or None.
-    factor: Callable[[], Any] = lambda: None
-    #: The threads that have updated variables in the same place after the call.
-    followed_in: set[threading.Thread] = dataclasses.field(default_factory=set)
 
-    @property
-    def unscales(self) -> bool:
-        return self.method in ("get_unscaled_gradients", "inside")
+class _Place:
+    """Eager mode or a function: the last call of each optimizer there, the latest of them at the end."""
+
+    def __init__(self) -> None:
+        self.calls: weakref.WeakKeyDictionary[Contract, _Call] = weakref.WeakKeyDictionary()
+
+
+_EAGER = _Place()
+
+
+def _places() -> list[_Place]:
+    """Return the places of the functions being traced, innermost first, or the one of eager mode."""
+    return [notes(function).setdefault(_Place, _Place()) for function in functions()] or [_EAGER]
 
 
 class Decision(NamedTuple):
     """Whether the gradients passed to an update are scaled, and where the update takes place."""
 
     scaled: bool
-    #: The functions being traced, innermost first. In eager mode, the list contains only `_EAGER`.
-    places: list[Any]
-    #: If the answer depends on calls outside of the function being traced: maps methods to whether scaled gradients
-    #: follow them. Otherwise None.
-    from_elsewhere: dict[str, bool] | None = None
+    places: list[_Place]
+    #: Whether the answer depends on calls outside of the innermost function.
+    from_elsewhere: bool = False
 
 
 class Contract:
@@ -85,73 +80,39 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # Maps each place, by a weak reference, to the most recent call of each thread there.
-        self._calls: dict[weakref.ref[Any], dict[threading.Thread, _Call]] = {}
-        # Methods that were called in deleted functions and finished threads, if no update followed there.
-        self._in_the_past: set[str] = set()
         self._ever: set[str] = set()
-        self._warned: set[str] = set()
+        self._called_in: weakref.WeakSet[_Place] = weakref.WeakSet()
+        # Gradients outlive the functions that computed them, so the last place of each method does as well.
+        self._last: dict[str, _Place] = {}
+        # What was decided in the functions whose updates depend on calls elsewhere.
+        self._decided: weakref.WeakKeyDictionary[_Place, bool] = weakref.WeakKeyDictionary()
+        self._said: set[str] = set()
 
     # The calls. -------------------------------------------------------------------------------------------------
 
-    def called(self, method: str, factor: tf.Tensor | None = None) -> None:
-        """Record a call to a method, which multiplied a loss by `factor`.
-
-        The method "inside" stands for `scale_inside`.
-        """
+    def called(self, method: str) -> None:
+        """Record a call to a method."""
+        places, scaled = _places(), _APPLY_GRADIENTS[method]
+        call = _Call(method)
         with self._lock:
             self._ever.add(method)
-            self._forget_the_past()
-            thread = threading.current_thread()
-            for place in _places():
-                calls = self._calls.setdefault(weakref.ref(place), {})
-                # Unscaling gradients does not change the factor of their loss.
-                before = calls[thread].factor if thread in calls else _Call.factor
-                calls[thread] = _Call(method, before if factor is None else _held(factor, place, self))
-                _latest.set(place, self, method)
+            self._last[method] = places[0]
+            for place in places:
+                place.calls.pop(self, None)
+                place.calls[self] = call
+                self._called_in.add(place)
+            decided = {answer for place, answer in self._decided.items() if place not in places}
+        # A function that scales a loss usually unscales its gradients as well, so `get_scaled_loss` decides nothing.
+        if (not scaled) in decided and method != "get_scaled_loss":
+            self._contradicted(call, scaled)
 
     def record(self, decision: Decision) -> None:
         """Record an update. A step that raised an error is not recorded, so it can be repeated."""
         with self._lock:
             for call in self._calls_in(decision.places):
-                call.followed_in.add(threading.current_thread())
-        if decision.places == [_EAGER]:
-            _latest.updated(self)
-        elif decision.from_elsewhere:
-            _check_at_each_call(weakref.ref(self), decision)
-
-    def factor(self, current: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Return the factor that multiplied the loss of the gradients. If it is unknown, return `current()`."""
-        with self._lock:
-            place, thread = _places()[0], threading.current_thread()
-            call = self._calls.get(weakref.ref(place), {}).get(thread)
-            known = None if call is None else call.factor()
-            if call is None or known is None or not _is_visible(known):
-                return current()
-            # In eager mode, the gradients may come from a function that has scaled its own loss.
-            alone = not any(each.factor() is not None for each in self._unused_calls([_EAGER]))
-            return known if place is not _EAGER or replicas.workers_step_alone() or alone else current()
-
-    def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
-        """Raise an error if a gradient was already divided by this loss scale."""
-        present = [gradient for gradient in gradients if gradient is not None]
-        marks, place = [is_scaled(gradient, loss_scale) for gradient in present], _places()[0]
-        with self._lock:
-            call = self._calls.get(weakref.ref(place), {}).get(threading.current_thread())
-        factor = None
-        if place is not _EAGER and call is not None and call.method == "get_unscaled_gradients":
-            factor = call.factor()
-        if False in marks or have_been_unscaled(present, loss_scale, factor):
-            raise RuntimeError(
-                "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
-                "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
-                "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
-            )
-        if call is not None and call.method == "inside" and not call.followed_in and not (marks and all(marks)):
-            raise RuntimeError(
-                "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
-                "unscaled them. Pass them to apply_gradients() as they are."
-            )
+                call.is_followed = True
+            if decision.from_elsewhere:
+                self._decided.update(dict.fromkeys(decision.places, decision.scaled))
 
     def unscaled_inside(self) -> None:
         """Record that a loss function wrapped by `scale_inside` has unscaled its gradients.
@@ -159,27 +120,48 @@ class Contract:
         If a loss was scaled first, nothing is recorded: in that case Keras's `fit` has also scaled the loss that the
         wrapped function returned, so the gradients are still multiplied by the factor that `fit` applied.
         """
-        with self._lock:
-            calls = self._calls_in(_places())
-        if not any(call.method in ("scale_loss", "get_scaled_loss") and not call.followed_in for call in calls):
+        calls = self._calls_in(_places())
+        if not any(call.method in ("scale_loss", "get_scaled_loss") and not call.is_followed for call in calls):
             self._ever |= {"get_scaled_loss", "get_unscaled_gradients"}
             self.called("inside")
+
+    def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
+        """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only."""
+        present = [gradient for gradient in gradients if gradient is not None]
+        marks, call = [is_scaled(gradient, loss_scale) for gradient in present], _places()[0].calls.get(self)
+        again = call is not None and call.method == "get_unscaled_gradients"
+        if False in marks or (again and any(_was_unscaled(gradient, loss_scale) for gradient in present)):
+            raise RuntimeError(
+                "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
+                "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
+                "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
+            )
+        if call is not None and call.method == "inside" and not call.is_followed and not (marks and all(marks)):
+            raise RuntimeError(
+                "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
+                "unscaled them. Pass them to apply_gradients() as they are."
+            )
+        if _are_of_another(present, loss_scale):
+            raise RuntimeError(
+                "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
+                "get_unscaled_gradients() of the optimizer that scaled the loss, and pass the result to "
+                "apply_gradients() of the optimizer that trains the variables."
+            )
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
     def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
-        """Decide whether the gradients passed to `apply_gradients` are scaled.
-
-        Raise an error if that is unclear, or if a gradient is scaled by another loss scale.
-        """
-        marks = marks_of(gradients, loss_scale)
+        """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
+        marks = _marks_of(gradients, loss_scale)
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         # Another optimizer with the same loss scale may have scaled the loss.
         shared = isinstance(loss_scale, SharedLossScale)
         needed = ("get_unscaled_gradients",) if shared else ("get_scaled_loss", "get_unscaled_gradients")
         forgotten = [f"LossScaleOptimizer.{name}()" for name in needed if name not in self._ever]
-        if forgotten and "scale_loss" not in self._ever and not _needs_no_calls(marks, loss_scale):
-            self._warn(
+        only_skips = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
+        if forgotten and "scale_loss" not in self._ever and not only_skips and marks != {_UNSCALED_BY_ANOTHER}:
+            self._say(
+                logging.warning,
                 f"You forgot to call {' and '.join(forgotten)} before calling LossScaleOptimizer.apply_gradients(). "
                 "Small float16 gradients may become zero, or the gradients of every step may have the wrong scale. The "
                 "loop should be:\n"
@@ -189,241 +171,179 @@ class Contract:
                 "    scaled_grads = tape.gradient(scaled_loss, variables)\n"
                 "    grads = opt.get_unscaled_gradients(scaled_grads)\n"
                 "    opt.apply_gradients(zip(grads, variables))\n"
-                "If this loop is part of a library, pass opt.scale_inside(loss_fn) to the library as the loss function."
+                "If this loop is part of a library, pass opt.scale_inside(loss_fn) to it as the loss function.",
             )
         return decision
 
     def decide_for_apply(self, gradients: Iterable[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
-        """Decide whether the gradients passed to `apply` are scaled.
-
-        Unscaled ones raise an error unless `may_be_unscaled`.
-        """
-        marks = marks_of(gradients, loss_scale)
+        """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
+        marks = _marks_of(gradients, loss_scale)
         if may_be_unscaled:
-            decision = self._decide(marks, _APPLY, otherwise=True)
+            decision = self._decide(marks, _APPLY_EITHER, otherwise=True)
         else:
             decision = Decision(True, _places())
-            self._require_not_unscaled({mark.scaled for mark in marks}, decision.places)
+            self._require_not_unscaled({scaled for scaled, _ in marks}, decision.places)
         if decision.scaled and not self._ever & {"scale_loss", "get_scaled_loss"}:
-            self._warn(
+            self._say(
+                logging.warning,
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
                 "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
-                "gradients that are not scaled, use apply_gradients()."
+                "gradients that are not scaled, use apply_gradients().",
             )
         return decision
 
-    def _decide(self, marks: set[Mark], scaled_after: dict[str, bool], otherwise: bool) -> Decision:
-        places, scaled = _places(), {mark.scaled for mark in marks}
-        answers, here = {each for each in scaled if each is not None}, True
-        if None in scaled or not scaled:
-            with self._lock:
-                by_calls, here = self._answers(places, scaled_after)
-            answers |= by_calls
+    def _decide(self, marks: set[tuple[bool | None, bool]], after: dict[str, bool], otherwise: bool) -> Decision:
+        places, scaled = _places(), {scaled for scaled, _ in marks}
         if scaled >= {True, False}:
             raise RuntimeError(
                 "Some of these gradients are results of get_unscaled_gradients(), and others were passed to it. Pass "
                 "only its results to apply_gradients()."
             )
+        answers, from_elsewhere = {answer for answer in scaled if answer is not None}, False
+        if None in scaled or not scaled:
+            by_calls, from_elsewhere = self._by_calls(places, after)
+            answers |= by_calls
         if len(answers) > 1:
-            # A trace that failed between scaling and updating must not make later updates fail as well.
-            self._in_the_past.clear()
+            self._last.clear()  # A trace that failed after scaling must not make later updates fail as well.
             raise RuntimeError(
                 "Cannot tell whether these gradients are scaled. Either more than one update follows a single call to "
-                "this optimizer's scale_loss(), or scale_loss() was called in one function, thread or step, and "
+                "this optimizer's scale_loss(), or scale_loss() was called in one function or step, and "
                 f"get_scaled_loss() or get_unscaled_gradients() in another. {_TWO_WAYS_OUT}"
             )
-        if not answers and not self._ever and _latest.is_of_another(places[0], self):
+        latest = [call.method for call in places[0].calls.values()][-1:]
+        if not answers and not self._ever and latest == ["scale_loss"]:
             raise RuntimeError(
                 "scale_loss() of another LossScaleOptimizer scaled a loss here, but no method of this optimizer was "
                 "called, so it cannot tell by what its gradients are multiplied. Call the other optimizer's "
                 "get_unscaled_gradients() on the gradients of that loss, and pass the results to apply_gradients()."
             )
-        answer = answers.pop() if answers else otherwise
-        return Decision(answer, places, None if here or places == [_EAGER] else scaled_after)
+        return Decision(answers.pop() if answers else otherwise, places, from_elsewhere)
 
-    def _answers(self, places: list[Any], scaled_after: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Return what earlier calls imply, and whether they were made in the innermost function being traced.
-
-        The first value is a set that contains True if a call implies scaled gradients, and False if a call implies
-        unscaled gradients.
-        """
-        thread = threading.current_thread()
-
-        def is_used_up(call: _Call) -> bool:
-            # A call to `scale_loss` implies scaled gradients for only one update.
-            return scaled_after[call.method] and thread in call.followed_in
-
-        own = [call for call in self._calls_in(places) if call.method in scaled_after]
-        for place in places:
-            calls = [call for call in self._calls_in([place]) if call in own and not is_used_up(call)]
-            if calls and place is not _EAGER:
-                return {scaled_after[call.method] for call in calls}, place is places[0]
-        eager = [call for call in own if places == [_EAGER] and not is_used_up(call)]
-        unused = [call for call in self._unused_calls(places) if call.method in scaled_after]
-        answers = {scaled_after[call.method] for call in (*eager, *unused)}
-        if any(map(is_used_up, own)):
+    def _by_calls(self, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool]:
+        """Return the answers that calls imply, and whether the calls were made outside of the innermost function."""
+        own = [call for call in self._calls_in(places) if call.method in after]
+        fresh = [call for call in own if not (call.is_followed and after[call.method])]
+        if fresh and places != [_EAGER]:
+            return {after[fresh[0].method]}, fresh[0] is not places[0].calls.get(self)
+        answers = {after[call.method] for call in [*fresh, *self._waiting(places)] if call.method in after}
+        if len(fresh) < len(own):
             # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss once more, or of a
             # loss that was not scaled. Without any other call, nothing tells which.
             answers |= {True} if answers else {True, False}
-        return answers, False
+        return answers, places != [_EAGER]
 
-    def _require_not_unscaled(self, marks: set[bool | None], places: list[Any]) -> None:
+    def _require_not_unscaled(self, marks: set[bool | None], places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
-        unscaled, may_be_unscaled = False in marks, False
-        if not unscaled and (None in marks or not marks):
-            thread = threading.current_thread()
-            with self._lock:
-                own = [call for call in self._calls_in(places) if thread not in call.followed_in]
-                innermost = [] if places == [_EAGER] else own[:1]
-                calls = innermost or [*own, *self._unused_calls(places)]
-                unscaled = bool(calls) and all(call.unscales for call in calls)
-                may_be_unscaled = any(call.unscales for call in calls or self._calls_in(places))
-        if unscaled:
+        answers = {True}
+        if None in marks or not marks:
+            own = self._calls_in(places)
+            fresh = [call for call in own if not call.is_followed]
+            calls = fresh[:1] if fresh and places != [_EAGER] else [*fresh, *self._waiting(places)]
+            answers = {_APPLY[call.method] for call in calls or [_Call("scale_loss"), *own]}
+        if False in marks or answers == {False}:
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
                 f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
             )
-        if may_be_unscaled and self._ever & {"scale_loss", "get_scaled_loss"}:
-            self._warn(
+        if False in answers:
+            self._say(
+                logging.warning,
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
-                "called before: they may be divided twice. Give unscaled gradients to apply_gradients()."
+                "called before: they may be divided twice. Give unscaled gradients to apply_gradients().",
             )
 
-    def contradicts(self, decision: Decision) -> bool:
-        """Return whether calls that no update has followed contradict the decision for a traced function."""
+    def _contradicted(self, call: _Call, scaled: bool) -> None:
+        """Raise an error at the end of the trace, unless an update follows the call. In eager mode, log it."""
+        message = (
+            f"After {call.method}(), gradients are {'un' * (not scaled)}scaled, but a function that was traced before "
+            f"passes {'un' * scaled}scaled ones to apply_gradients(). If it gets these, it applies them wrongly. "
+            f"{_TWO_WAYS_OUT}"
+        )
+
+        def require_update() -> None:
+            if not call.is_followed:
+                raise RuntimeError(message)
+
+        if not at_end_of_trace(require_update):
+            self._say(logging.error, message)
+
+    def _calls_in(self, places: Iterable[_Place]) -> list[_Call]:
+        return [place.calls[self] for place in places if self in place.calls]
+
+    def _waiting(self, places: list[_Place]) -> list[_Call]:
+        """Return the calls in other places that no update has followed there."""
         with self._lock:
-            methods = {call.method for call in self._unused_calls([])}
-        answers = {scaled for method, scaled in (decision.from_elsewhere or {}).items() if method in methods}
-        return answers == {not decision.scaled}
+            others = {*self._called_in, *self._last.values()}.difference(places)
+        return [call for call in self._calls_in(others) if not call.is_followed]
 
-    # Looking up calls. ------------------------------------------------------------------------------------------
-
-    def _calls_in(self, places: list[Any]) -> list[_Call]:
-        """Return this thread's most recent call in each of the `places`, innermost first.
-
-        If this thread made no call in a traced function, return the calls that other threads made in it, because each
-        replica is traced in its own thread.
-        """
-        found: list[_Call] = []
-        for place in places:
-            calls = self._calls.get(weakref.ref(place), {})
-            if threading.current_thread() in calls:
-                found.append(calls[threading.current_thread()])
-            elif place is not _EAGER:
-                found += calls.values()
-        return found
-
-    def _unused_calls(self, places: list[Any]) -> list[_Call]:
-        """Return the calls outside of the `places` that no update has followed there."""
-        own = self._calls_in(places)
-        calls = [call for each in self._calls.values() for call in each.values()]
-        return [call for call in (*calls, *map(_Call, self._in_the_past)) if not call.followed_in and call not in own]
-
-    def _forget_the_past(self) -> None:
-        """Forget deleted functions and finished threads. If no update followed a call, keep the name of its method."""
-        in_eager_mode = self._calls.get(weakref.ref(_EAGER), {})
-        past = [in_eager_mode.pop(thread) for thread in [*in_eager_mode] if not thread.is_alive()]
-        for place in [place for place in self._calls if place() is None]:
-            past += self._calls.pop(place).values()
-        self._in_the_past.update(call.method for call in past if not call.followed_in)
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logging.warning("%s", message)
+    def _say(self, log: Callable[..., None], message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            log("%s", message)
 
 
-class _Latest(threading.local):
-    """The optimizer that was called last in each place, of all optimizers."""
+# Marks. The results of arithmetic on marked tensors have no mark, but in a graph the operations that computed them can
+# be followed back to marked tensors.
 
-    def __init__(self) -> None:
-        self._in_functions: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
-        self._in_eager_mode: tuple[Any, str] | None = None
-        self._updates = 0
-
-    def set(self, place: Any, contract: Contract, method: str) -> None:
-        if place is _EAGER:
-            self._in_eager_mode, self._updates = (weakref.ref(contract), method), 0
-        else:
-            self._in_functions[place] = weakref.ref(contract), method
-
-    def updated(self, contract: Contract) -> None:
-        # In eager mode, a loss that was scaled for one optimizer concerns no other one after the next update of another
-        # optimizer. The first update of its own optimizer may be followed by another optimizer's update with the same
-        # gradients.
-        self._updates += 1
-        if self._updates > 1 or self._in_eager_mode is None or self._in_eager_mode[0]() is not contract:
-            self._in_eager_mode = None
-
-    def is_of_another(self, place: Any, contract: Contract) -> bool:
-        latest = self._in_eager_mode if place is _EAGER else self._in_functions.get(place)
-        return latest is not None and latest[1] == "scale_loss" and latest[0]() not in (None, contract)
+_MARK = "_marked_by_tf_lossscale"
+_UNSCALED_BY_ANOTHER = (False, False)
+#: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
+_KEEPING_THE_SCALE = re.compile("Add(N|V2)?|Cast|Identity|Mean|Neg|Pack|Reshape|Squeeze|Sub|Sum")
 
 
-_latest = _Latest()
+def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
+    """Mark the tensors in a structure, also sparse and ragged ones, as multiplied or as divided by a loss scale."""
+    for tensor in tf.nest.flatten(tensors):
+        if isinstance(tensor, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor)):
+            setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
 
 
-def _needs_no_calls(marks: set[Mark], loss_scale: Any) -> bool:
-    """Return whether another loss scale has unscaled the gradients, or the optimizer only skips steps."""
-    is_one = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
-    return is_one or marks == {Mark(False, False)}
+def is_scaled(tensor: Any, loss_scale: Any = None) -> bool | None:
+    """Return whether a tensor is marked as scaled or unscaled, by this loss scale if one is passed, or None."""
+    reference, scaled = getattr(tensor, _MARK, (None, None))
+    return scaled if loss_scale is None or (reference and reference() is loss_scale) else None
 
 
-def _check_at_each_call(contract: weakref.ref[Contract], decision: Decision) -> None:
-    """Make each later call of a traced function raise an error if calls elsewhere contradict its decision."""
+def _marks_of(gradients: Iterable[Any], loss_scale: Any) -> set[tuple[bool | None, bool]]:
+    """Return the marks of gradients, and whether each is of this loss scale. No other one may multiply a gradient."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    marks = {(is_scaled(gradient), is_scaled(gradient, loss_scale) is not None) for gradient in present}
+    if (True, False) in marks:
+        raise RuntimeError(
+            "A gradient is multiplied by the loss scale of another LossScaleOptimizer, whose get_unscaled_gradients() "
+            "took it. Pass the result of that call to apply_gradients() instead."
+        )
+    return marks
 
-    def check() -> tf.Tensor:
-        living = contract()
-        if living is not None and living.contradicts(decision):
+
+def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
+    """Raise an error if a loss, or in a graph a sum, mean or multiple of one, was already multiplied by this scale."""
+
+    def keeps_the_scale(tensor: tf.Tensor) -> bool:
+        by_constant = tensor.op.type == "Mul" and any(factor.op.type == "Const" for factor in tensor.op.inputs)
+        return bool(by_constant or _KEEPING_THE_SCALE.fullmatch(tensor.op.type))
+
+    for part in tf.nest.flatten(loss):
+        if any(is_scaled(tensor, loss_scale) for tensor in [part, *ancestors(part, keeps_the_scale)]):
             raise RuntimeError(
-                f"A function that has already been traced passes {'un' * (not decision.scaled)}scaled gradients to "
-                f"apply_gradients(), but the calls since then were those for {'un' * decision.scaled}scaled gradients. "
-                f"{_TWO_WAYS_OUT}"
+                "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
+                "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
             )
-        return tf.constant(0)
-
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        for function in decision.places:
-            # TensorFlow has no public method that evaluates `check` each time the traced function is called.
-            function.capture_call_time_value(check, tf.TensorSpec([], tf.int32))
 
 
-def _held(factor: Any, place: Any, contract: Contract) -> Callable[[], Any]:
-    """Return a function that returns the factor. A tensor of a graph is kept by the graph, not by the function."""
-    if place is _EAGER:
-        return lambda: factor
-    if not hasattr(place, _FACTORS):
-        setattr(place, _FACTORS, {})
-    getattr(place, _FACTORS)[id(contract), threading.current_thread()] = factor
-    return weakref.ref(factor)
+def _was_unscaled(gradient: Any, loss_scale: Any) -> bool:
+    """Return whether a gradient in a graph was computed from unscaled gradients, and not from a scaled loss since."""
+    found = False
+    for tensor in ancestors(gradient, lambda tensor: is_scaled(tensor, loss_scale) is not False):
+        # The input of a branch or a loop may have been computed from the factor, which is marked as scaled.
+        if is_scaled(tensor, loss_scale) or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
+            return False
+        found = found or is_scaled(tensor, loss_scale) is False
+    return found
 
 
-def _is_visible(factor: Any) -> bool:
-    """Return whether a tensor can be used here: it is eager, or of the graph being built or one around it."""
-    of_factor = getattr(factor, "graph", None)  # None for eager tensors
-    if of_factor is None:
-        return True
-    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not of_factor:
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
-
-
-def _places() -> list[Any]:
-    """Return the functions being traced, innermost first, then the enclosing TF1 graph if there is one.
-
-    In eager mode the list has one element, which represents eager mode.
-    """
-    if tf.executing_eagerly():
-        return [_EAGER]
-    functions: list[Any] = []
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        if isinstance(graph, tf.__internal__.FuncGraph):
-            # Subclasses of FuncGraph represent branches and loops inside a function, not functions.
-            if type(graph) is tf.__internal__.FuncGraph:
-                functions.append(graph)
-        elif not tf.compat.v1.executing_eagerly_outside_functions():
-            functions.append(graph)
-        graph = getattr(graph, "outer_graph", None)
-    return functions or [_EAGER]
+def _are_of_another(gradients: list[Any], loss_scale: Any) -> bool:
+    """Return whether gradients in a graph were computed from losses that only other loss scales have scaled."""
+    before = ancestors(gradients, lambda tensor: is_scaled(tensor) is not False)
+    scaled = [tensor for tensor in before if is_scaled(tensor)]
+    return bool(scaled) and not any(is_scaled(tensor, loss_scale) for tensor in scaled)

@@ -14,7 +14,7 @@ from absl import logging
 from tf_lossscale.core import replicas, scaling, skipping
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale, current_scale
-from tf_lossscale.wrapper import checks, contract, marks, registry
+from tf_lossscale.wrapper import checks, contract, registry
 from tf_lossscale.wrapper.checks import as_list, name_of, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.saving import Saving
 from tf_lossscale.wrapper.shared import SharedLossScale
@@ -253,9 +253,8 @@ class LossScaleOptimizer(Saving):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
-        scaled = self._scaled("get_scaled_loss", loss)
-        _warn_if_loss_cannot_hold(loss, self._current_factor)
-        return scaled
+        _warn_if_loss_cannot_hold(loss, lambda: self._times_own(current_scale(self.scaler)))
+        return self._scaled("get_scaled_loss", loss)
 
     @overload
     def scale_loss(self, loss: float) -> tf.Tensor: ...
@@ -291,16 +290,16 @@ class LossScaleOptimizer(Saving):
 
         A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
         """
-        marks.require_unscaled_loss(loss, self.scaler)
+        contract.require_unscaled_loss(loss, self.scaler)
         if callable(loss) and not tf.is_tensor(loss):
             self._contract.called(method)
             return lambda: self._scaled(method, loss())
         if method == "scale_loss":
             loss = tf.nest.map_structure(_at_least_float32, loss)
-        factor = self._current_factor()
+        factor = self._times_own(self.scaler._factor_of_loss())
         scaled = scaling.scale_loss(loss, factor)
-        self._contract.called(method, factor)
-        marks.mark(scaled, self.scaler, True)
+        self._contract.called(method)
+        contract.mark([factor, scaled], self.scaler, True)
         return scaled
 
     @do_not_convert
@@ -328,10 +327,10 @@ class LossScaleOptimizer(Saving):
         """
         grads = list(grads)
         self._contract.require_scaled(grads, self.scaler)
-        unscaled = self._family.unscale(grads, self._factor_of_gradients())
+        unscaled = self._family.unscale(grads, self._factor_of_gradients(grads))
         self._contract.called("get_unscaled_gradients")
-        marks.mark(grads, self.scaler, True)
-        marks.mark(unscaled, self.scaler, False)
+        contract.mark(grads, self.scaler, True)
+        contract.mark(unscaled, self.scaler, False)
         return unscaled
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -363,14 +362,14 @@ class LossScaleOptimizer(Saving):
         """
 
         def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
-            factor = self._current_factor()
+            factor = self._times_own(current_scale(self.scaler))
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
             self._contract.unscaled_inside()
             return self._family.unscale(gradients, factor)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = loss_fn(*args, **kwargs)
-            marks.require_unscaled_loss(result, self.scaler)
+            contract.require_unscaled_loss(result, self.scaler)
             return result
 
         return cast("SameFunction", scaling.scaled_inside(checked, by_scaling))
@@ -387,15 +386,14 @@ class LossScaleOptimizer(Saving):
             lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
         )
 
-    def _current_factor(self) -> tf.Tensor:
-        """Return the factor to multiply a loss by: the loss scale, times Keras 3's `loss_scale_factor` if it is set."""
-        factor = vars(self).get("loss_scale_factor")
-        scale = current_scale(self.scaler)
-        return scale if factor is None else scale * factor
+    def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
+        """Return the factor that multiplied the loss of gradients."""
+        return self._times_own(self.scaler._factor_of_gradients(gradients))
 
-    def _factor_of_gradients(self) -> tf.Tensor:
-        """Return the factor that multiplied the loss of the gradients that are being unscaled or applied."""
-        return self._contract.factor(self._current_factor)
+    def _times_own(self, scale: tf.Tensor) -> tf.Tensor:
+        """Multiply a scale by Keras 3's `loss_scale_factor`, if it is set."""
+        factor = vars(self).get("loss_scale_factor")
+        return scale if factor is None else scale * factor
 
     # The step. -------------------------------------------------------------------------------------------------------
 
@@ -635,7 +633,7 @@ class LossScaleOptimizer(Saving):
                     return [started, None if scaled else family.count_skipped_step()]
 
         if scaled:
-            gradients = family.unscale(gradients, self._factor_of_gradients(), variables)
+            gradients = family.unscale(gradients, self._factor_of_gradients(gradients), variables)
         aggregate = aggregate and family.sums_over_replicas
         if aggregate and family.reduces_itself(variables):
             with replicas.explaining_refused_merge_calls():

@@ -44,6 +44,7 @@ class WithLossScale(Forwarding):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, as a float32 scalar tensor. The object that determines it is `scaler`."""
+        self.scaler._factors.forget()
         return current_scale(self.scaler)
 
     @property
@@ -114,6 +115,7 @@ class WithLossScale(Forwarding):
             RuntimeError: the method is called while a graph is being built.
         """
         _require_eager("state")
+        self.scaler._factors.forget()
         return self._state()
 
     def _state(self) -> Any:
