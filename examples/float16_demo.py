@@ -9,7 +9,6 @@ command continues from there, with the same loss scale and the same count of fin
 """
 
 import argparse
-import dataclasses
 import pathlib
 
 import numpy as np
@@ -78,7 +77,7 @@ def train(name, data, steps, out, resume):
     model = lenet5(policy)
     # Adam divides by the gradient's magnitude, so epsilon must be smaller than that magnitude.
     adam = tf.keras.optimizers.Adam(1e-3, epsilon=1e-16)
-    optimizer = tf_lossscale.LossScaleOptimizer(adam, **scaling, diagnose="exponents", diagnose_every=5)
+    optimizer = tf_lossscale.LossScaleOptimizer(adam, **scaling)
     optimizer.build(model.trainable_variables)
     taken, values = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros([steps, len(COLUMNS)]))
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, taken=taken, values=values)
@@ -102,18 +101,18 @@ def train(name, data, steps, out, resume):
         record = tf.stack([loss, scale, skipped, tf.reduce_mean(tf.cast(zeros, tf.float32))])
         values.scatter_nd_update([[taken]], [record])
         taken.assign_add(1)
+        return diagnosis.exponent_counts(scaled_gradients)
 
+    paths = [variable.path for variable in model.trainable_variables]
     first, reports = int(taken), []
     with tqdm(batches(data, first, steps), name, initial=first, total=steps, dynamic_ncols=True) as progress:
         try:
             for batch in progress:
-                train_step(*batch)
+                counts = train_step(*batch)
                 loss, scale, *_ = values[int(taken) - 1].numpy()
                 progress.set_postfix(loss=f"{loss:.3f}", scale=f"{scale:g}")
                 if (int(taken) - first) % 5 == 1:
-                    counts = optimizer.precision_report().counts
-                    # In a resumed run, the optimizer numbers its steps from 1 again.
-                    reports.append(diagnosis.PrecisionReport(dataclasses.replace(counts, step=int(taken))))
+                    reports.append(diagnosis.precision_report(counts, paths, scale, int(taken)))
         except KeyboardInterrupt:
             raise SystemExit(f"\nStopped after {int(taken)} of {steps} steps. To continue, add --resume.") from None
         finally:

@@ -9,7 +9,6 @@ Prints the mean distance of the points from the circle, and the number of skippe
 """
 
 import argparse
-import contextlib
 
 import tensorflow as tf
 
@@ -31,10 +30,10 @@ def circle():
     return RADIUS * tf.concat([tf.cos(angle), tf.sin(angle)], axis=1)
 
 
-def make_step(generator, discriminator, optimizers, block):
+def make_step(generator, discriminator, optimizers, shared):
     """Return a function that takes one training step of both networks.
 
-    Both optimizers apply their gradients inside the context manager that `block()` returns.
+    If `shared`, the loss scale of both optimizers, is not None, they apply their gradients together or not at all.
     """
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 
@@ -46,10 +45,15 @@ def make_step(generator, discriminator, optimizers, block):
             ones, zeros = tf.ones_like(of_real), tf.zeros_like(of_fake)
             losses = loss_of(ones, of_fake), loss_of(ones * 0.9, of_real) + loss_of(zeros, of_fake)
             scaled = [optimizer.get_scaled_loss(loss) for optimizer, loss in zip(optimizers, losses)]
-        with block():
-            for model, optimizer, loss in zip((generator, discriminator), optimizers, scaled):
-                gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, model.trainable_variables))
-                optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        steps = []
+        for model, optimizer, loss in zip((generator, discriminator), optimizers, scaled):
+            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, model.trainable_variables))
+            steps.append((optimizer, list(zip(gradients, model.trainable_variables))))
+        if shared is not None:
+            shared.apply_gradients(steps)
+        else:
+            for optimizer, grads_and_vars in steps:
+                optimizer.apply_gradients(grads_and_vars)
         return losses
 
     return step
@@ -65,25 +69,23 @@ def main(arguments=None):
     tf.keras.utils.set_random_seed(0)
     generator, discriminator = network(2), network(1)
     # An initial scale of 2**24 is deliberately too high: the first steps overflow and lower it.
-    shared = tf_lossscale.SharedLossScale(initial_scale=2**24, dynamic_growth_steps=500)
+    settings = {"initial_scale": 2**24, "dynamic_growth_steps": 500}
+    shared = tf_lossscale.SharedLossScale(**settings) if options.scales == "shared" else None
 
-    def optimizer():
+    def wrapped():
         inner = tf.keras.optimizers.Adam(2e-3, beta_1=0.5)
-        if options.scales == "shared":
-            return tf_lossscale.LossScaleOptimizer(inner, loss_scale=shared)
-        return tf_lossscale.LossScaleOptimizer(inner, initial_scale=2**24, dynamic_growth_steps=500)
+        return tf_lossscale.LossScaleOptimizer(inner, **(settings if shared is None else {"loss_scale": shared}))
 
-    optimizers = optimizer(), optimizer()
-    block = shared.together if options.scales == "shared" else contextlib.nullcontext
-    step = make_step(generator, discriminator, optimizers, block)
+    optimizers = wrapped(), wrapped()
+    step = make_step(generator, discriminator, optimizers, shared)
     for i in range(options.steps):
         losses = step()
         if i % 200 == 199:
             print(f"step {i + 1:5}  losses {', '.join(f'{float(loss):.3f}' for loss in losses)}")
     points = generator(tf.random.normal([2048, NOISE]))
     distance = float(tf.reduce_mean(tf.abs(tf.norm(points, axis=1) - RADIUS)))
-    for name, each in zip(("generator", "discriminator"), optimizers):
-        state = each.state()
+    for name, optimizer in zip(("generator", "discriminator"), optimizers):
+        state = optimizer.state()
         skipped = f"{state['skipped_steps']} of {state['total_steps']} steps skipped"
         print(f"{name:13}  {skipped}, scale {state['loss_scale']:g}")
     print(f"mean distance from the circle {distance:.3f}")

@@ -159,28 +159,6 @@ def test_an_error_in_the_step_passes_through():
         raise KeyError("data")
 
 
-def test_the_step_that_reports_a_stall_is_undone_too():
-    model, optimizer = model_of(), wrapped(on_stall="raise", stall_steps=2)
-    step = tf_lossscale.keep_state(model, optimizer)(step_of(model, optimizer))
-    step(tf.constant(OVERFLOWING))
-    with pytest.raises(FloatingPointError):
-        step(tf.constant(OVERFLOWING))
-    assert np.isfinite(state(model)).all()
-
-
-@pytest.mark.parametrize("way", ["eager", "function"])
-def test_a_step_after_which_on_stall_resets_the_counts_is_undone_too(way):
-    def reset(optimizer):
-        optimizer.set_state({"loss_scale": 8.0, "dynamic_counter": 0})
-
-    model, optimizer = model_of(), wrapped(on_stall=reset, stall_steps=2)
-    step = WAYS[way](tf_lossscale.keep_state(model, optimizer)(step_of(model, optimizer)))
-    for _ in range(3):
-        step(tf.constant(OVERFLOWING))
-        assert np.isfinite(state(model)).all()
-    assert int(optimizer.skipped_steps) == 1
-
-
 def test_around_a_tf_function_it_restores_and_warns_of_nothing(caplog):
     model, optimizer = model_of(), wrapped()
     step = tf_lossscale.keep_state(model, optimizer)(tf.function(step_of(model, optimizer)))

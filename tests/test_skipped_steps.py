@@ -219,10 +219,8 @@ def test_nadams_product_is_multiplied_once_in_each_step(skipped):
 WAYS = {
     "eager": (None, lambda step: step, {}),
     "function": (None, tf.function, {}),
-    "jit_compile": (None, lambda step: step, {"jit_compile": True}),
     "compiled function": (None, lambda step: tf.function(step, jit_compile=True), {}),
     "mirrored": ("mirrored_2", tf.function, {}),
-    "mirrored jit_compile": ("mirrored_2", tf.function, {"jit_compile": True}),
 }
 
 
@@ -230,7 +228,6 @@ WAYS = {
     "first-apply-function-keras3",
     "middle-apply_gradients-compiled function-keras3",
     "first-apply-eager-tf_keras",
-    "first-apply-jit_compile-keras3",
     "all-apply_gradients-compiled function-keras3",
     "first three-apply-compiled function-keras3",
     "first and middle-apply-compiled function-keras3",

@@ -54,7 +54,7 @@ assert_type(optimizer.scale_inside(loss_fn)(tf.constant(1.0)), tf.Tensor)
 assert_type(optimizer.loss_scale, tf.Tensor)
 assert_type(optimizer.dynamic, bool)
 assert_type(optimizer.dynamic_counter, tf.Variable | None)
-assert_type(optimizer.min_scale, float | None)
+assert_type(optimizer.skipped_in_a_row, tf.Tensor | int)
 assert_type(optimizer.last_step_skipped, tf.Tensor | bool)
 assert_type(optimizer.state()["loss_scale"], float)
 assert_type(optimizer.state().get("skipped_steps"), int | None)
@@ -86,9 +86,9 @@ WRONG = {
     "optimizer.minimize(weight)": 'Missing positional argument "var_list" in call to "minimize"',
     'optimizer.state()["scale"]': 'TypedDict "State" has no key "scale"',
     "optimizer.loss_scale()": '"Tensor" not callable',
-    "optimizer.min_scale + 1": 'Unsupported operand types for + ("None" and "int")',
+    "optimizer.dynamic_growth_steps + 1": 'Unsupported operand types for + ("None" and "int")',
     'legacy.experimental.LossScaleOptimizer(optimizer, "dynamic").get_scaled_loss()': (
-        '"get_scaled_loss" of "Scaling" require at least one argument'
+        '"get_scaled_loss" of "LossScaleOptimizer" require at least one argument'
     ),
     'DynamicLossScaleManager("high")': 'has incompatible type "str"; expected "float"',
 }

@@ -63,7 +63,7 @@ class Step:
         rng = np.random.default_rng(0)
         made = [rng.standard_normal(BATCH.shape, np.float32)]
         for name, variable in zip(self.names, self._variables):
-            if len(variable.shape):
+            if len(variable.shape) and variable.dtype.is_floating:
                 value = rng.standard_normal(variable.shape, np.float32) * np.float32(variable.shape[-1] ** -0.5)
                 made.append(np.abs(value) if re.search(r"/v|v/|velocity", name) else value)
             else:
@@ -91,8 +91,9 @@ class SharedStep(Step):
         with tf.GradientTape(persistent=True) as tape:
             loss = self._loss(batch)
             scaled = [optimizer.get_scaled_loss(loss) for optimizer in self._optimizers]
-        with self._shared.together():
-            for optimizer, weight, each in zip(self._optimizers, self._weights, scaled):
-                gradients = optimizer.get_unscaled_gradients(tape.gradient(each, [weight]))
-                optimizer.apply_gradients(zip(gradients, [weight]))
+        pairs = [
+            (optimizer, zip(optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, [weight])), [weight]))
+            for optimizer, weight, scaled_loss in zip(self._optimizers, self._weights, scaled)
+        ]
+        self._shared.apply_gradients(pairs)
         return loss

@@ -78,14 +78,6 @@ def test_a_step_on_a_mesh_is_a_step_without_and_nan_on_one_device_skips_it_on_al
     assert on_mesh.scale() == (8.0, 0.0, 7.0)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_exponents_are_not_counted_on_a_mesh_and_the_error_says_what_to_do(compiled):
-    on_mesh = OnMesh("SGD", compiled=compiled, diagnose="exponents")
-    with pytest.raises(ValueError, match=r"cannot be counted by exponent on a DTensor mesh.*Leave out"):
-        on_mesh.step(ROWS[0])
-    assert [part.tolist() for part in on_mesh.values()[0]] == [START, START]
-
-
 def test_a_weight_that_is_divided_over_the_mesh_is_skipped_as_a_whole():
     divided, copied = OnMesh("Adam", sharded=True), OnMesh("Adam")
     for rows in (ROWS[0], ROWS[1] * np.float32([1.0, np.nan]), ROWS[2]):

@@ -126,26 +126,6 @@ def assert_only_predicates_are_read(read, in_every_step):
     assert {use.within for use in later} == {(), ("else_branch",)}, read
 
 
-@pytest.mark.table("float16-small", "float32-sparse", "bfloat16-small", "float64-small", every=3)
-@pytest.mark.parametrize("gradients", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_are_counted_by_exponent_on_the_gpu(dtype, gradients):
-    graph = traced("keras3", "Adam", dtype, gradients, diagnose="exponents")
-    assert placement.off_the_gpu(graph) == []
-    read = [use for use in placement.read_by_the_host(graph) if use.within[:2] != ("else_branch", "else_branch")]
-    assert [use.operation for use in read if not use.within] == ["If", *predicates(gradients, dtype)], (
-        "whether to count"
-    )
-    sizes = {("size", "int64")} if dtype == "float64" else set()  # of the histograms
-    assert {(use.argument, use.dtype) for use in read} == {("cond", "bool"), *sizes}, read
-
-
-@pytest.mark.parametrize("gradients", ["small", "dense"])
-def test_xla_has_gpu_kernels_for_the_counts(gradients):
-    graph = traced("keras3", "Adam", gradients=gradients, compiled=True, diagnose="exponents")
-    assert placement.off_the_gpu(graph, compiled=True) == []
-
-
 @pytest.mark.first
 @pytest.mark.parametrize(("family", "inner"), OPTIMIZERS)
 def test_the_host_reads_one_predicate_in_a_step_of_small_gradients(family, inner):

@@ -28,11 +28,9 @@ def test_an_overflow_on_any_replica_is_counted_once_and_under_its_variable(famil
     report = cell.optimizer.overflow_report()
     n = cell.replicas
     assert [(r.steps, r.last_step, r.infinite_steps, r.nan_steps) for r in report] == [(n + 1, n + 2, 1, n)]
-    assert cell.copies(cell.optimizer.gradient_norm)[0] == pytest.approx(n * (0.25 + 0.25 + 0.0625) ** 0.5)
     state = cell.optimizer.state()
     assert (state["total_steps"], state["skipped_steps"]) == (n + 3, n + 1)
-    for variable in (cell.optimizer._diagnosis.gradient_norm, cell.optimizer._loss_scale.total_steps):
-        assert len(set(cell.copies(variable))) == 1
+    assert len({tuple(copy.tolist()) for copy in cell.copies(cell.optimizer.scaler.step_counts)}) == 1
 
 
 def test_an_overflow_in_gradients_that_are_not_summed_is_named_wherever_it_is():
@@ -65,12 +63,11 @@ def test_a_state_is_set_on_all_replicas():
     assert cell.scale()[:2] == (8.0, 0.0)
 
 
-def test_a_stall_is_noticed_in_eager_mode_across_replicas():
-    cell = Cell(FAMILIES[0], "mirrored_2", "eager", on_stall="raise", initial_scale=1.0)
-    with pytest.raises(FloatingPointError, match="The last 100 steps"):
-        for _ in range(101):
-            cell.step(0.5, np.inf)
-    assert cell.steps == 100
+def test_a_stall_is_warned_of_once_in_eager_mode_across_replicas(caplog):
+    cell = Cell(FAMILIES[0], "mirrored_2", "eager", initial_scale=1.0)
+    for _ in range(101):
+        cell.step(0.5, np.inf)
+    assert caplog.text.count("The last 100 steps were all skipped") == 1
 
 
 @pytest.mark.table("keras3-mirrored_2", "keras3-tpu", "keras3-one_device", every=7)
@@ -85,17 +82,3 @@ def test_a_stall_is_printed_once_by_a_tf_function_for_all_replicas(family, name,
             cell.step(*[0.5] * (cell.replicas - 1), np.inf)
         float(cell.optimizer.loss_scale)
     assert capfd.readouterr().err.count("The last 100 steps were all skipped") == 2
-
-
-@pytest.mark.parametrize("on_stall", ["raise", print])
-def test_a_stall_is_acted_on_in_a_tf_function_across_replicas(on_stall, capsys):
-    cell = Cell(FAMILIES[0], "mirrored_2", "function", on_stall=on_stall, initial_scale=1.0)
-    for _ in range(99):
-        cell.step(0.5, np.inf)
-    if on_stall == "raise":
-        with pytest.raises(tf.errors.InvalidArgumentError, match="The last 100 steps"):
-            cell.step(0.5, np.inf)
-    for _ in range(5):
-        cell.step(0.5, np.inf)
-    assert capsys.readouterr().out.count("<LossScaleOptimizer") == (on_stall is print)
-    assert cell.scale()[2] == (105.0 if on_stall == "raise" else 104.0)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core import replicas
+from tests import strategies
+from tf_lossscale.core import replicas, skipping
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
-from tf_lossscale.core.shared import SharedLossScale
+from tf_lossscale.wrapper.shared import SharedLossScale
 
 
 def step(scale, finite):
@@ -100,7 +101,7 @@ def test_without_a_merge_call_a_step_is_applied_if_the_checks_of_all_replicas_ag
     def applied(*values):
         per_replica = iter(values)
         gradients = strategy.experimental_distribute_values_from_function(lambda _: tf.constant(next(per_replica)))
-        decisions = strategy.run(lambda gradient: scale._checked([gradient]), args=(gradients,))
+        decisions = strategy.run(lambda gradient: skipping._checked(scale, [gradient]), args=(gradients,))
         return [bool(each) for each in strategy.experimental_local_results(decisions)]
 
     assert applied(1.0, 1.0) == [True, True]
@@ -113,8 +114,58 @@ def test_a_shared_scale_has_the_defaults_of_a_dynamic_one():
     assert float(shared()) == 2.0**15
 
 
-def test_a_compiled_step_outside_of_a_function_is_refused():
-    scale = DynamicLossScale(8.0)
-    with pytest.raises(ValueError, match=r"must be called inside a tf\.function"):
-        scale.step([tf.constant(float("inf"))], lambda gradients: None, jit_compile=True)
-    assert scale() == 8.0
+def step_of(scale, weight, **kwargs):
+    return lambda gradient: scale.step([gradient], lambda gradients: weight.assign_sub(gradients[0]), **kwargs)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda step: step, tf.function, tf.function(jit_compile=True)], ids=["eager", "function", "XLA"]
+)
+@pytest.mark.parametrize("scale", [DynamicLossScale, lambda: FixedLossScale(8.0)], ids=["dynamic", "fixed"])
+def test_a_step_returns_whether_it_was_applied(wrap, scale):
+    step = wrap(step_of(scale(), tf.Variable(1.0)))
+    assert bool(step(tf.constant(1.0))) is True
+    assert bool(step(tf.constant(float("nan")))) is (scale is not DynamicLossScale)
+
+
+@pytest.mark.parametrize("gradient", [1.0, np.float32(1.0), np.ones([], "float32"), tf.constant(1.0)], ids=type)
+def test_a_step_takes_arrays_and_numbers(gradient):
+    weight = tf.Variable(1.0)
+    assert step_of(DynamicLossScale(), weight)(gradient)
+    assert float(weight) == 0.0
+
+
+def test_a_step_refuses_integers_and_changes_nothing():
+    scale, weight = DynamicLossScale(), tf.Variable(1.0)
+    with pytest.raises(TypeError, match="A gradient must be a floating-point tensor, but got dtype int32"):
+        step_of(scale, weight)(tf.constant(1))
+    assert (float(weight), int(scale.total_steps)) == (1.0, 0)
+
+
+@pytest.mark.parametrize("bad", [None, 0, 1])
+def test_an_optimizer_that_sums_itself_takes_the_gradients_of_its_replica(bad):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        weight, sgd, scale = tf.Variable(2.0), tf.keras.optimizers.SGD(0.25), DynamicLossScale(8.0)
+        sgd.build([weight])
+
+    def on_replica():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = tf.where(tf.equal(replica, -1 if bad is None else bad), float("nan"), 1.0)
+        return scale.step([gradient], lambda gradients: sgd.apply_gradients(zip(gradients, [weight])), aggregate=False)
+
+    applied = strategy.experimental_local_results(tf.function(lambda: strategy.run(on_replica))())
+    assert {bool(each) for each in applied} == {bad is None}
+    assert float(weight.numpy()) == (1.5 if bad is None else 2.0)
+
+
+def test_the_variables_exist_when_the_object_is_made_so_any_function_may_step_first():
+    class Own(LossScale):
+        def __call__(self):
+            return tf.constant(8.0)
+
+        def check(self, gradients):
+            return super().check(gradients)
+
+    for scale in (DynamicLossScale(), FixedLossScale(8.0, True), Own()):
+        assert not scale._is_missing("step_counts")

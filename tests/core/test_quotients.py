@@ -103,8 +103,8 @@ def test_by_a_power_of_two_the_bits_are_those_of_the_product_with_the_reciprocal
 @pytest.mark.parametrize("mode", WRAPPERS)
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**25, 3.0])
 def test_small_large_and_sparse_gradients_of_every_dtype_at_a_scale_that_is_a_constant(scale, mode):
-    small = [values_of(dtype)[: scaling._SMALL].reshape(2, -1)[:, ::8] for dtype in DTYPES]
-    large = [values_of(dtype)[-2 * scaling._SMALL :] for dtype in DTYPES]
+    small = [values_of(dtype)[: scaling.SMALL].reshape(2, -1)[:, ::8] for dtype in DTYPES]
+    large = [values_of(dtype)[-2 * scaling.SMALL :] for dtype in DTYPES]
     arrays = [*small, *small, *large, *small]
     indices = [np.arange(len(a)) for a in arrays[-len(small) :]]
 
@@ -141,7 +141,7 @@ def test_a_step_at_a_high_scale_moves_large_and_small_weights_as_without_a_scale
     # In a graph nothing may make of gradient * reciprocal * learning rate a product with what is too small a number.
     if (mode, dtype, scale) == ("xla", "float32", 2.0**127) and tf.__version__ >= "2.22":
         pytest.xfail("XLA multiplies one number that fills a gradient by the reciprocal 2**-127, which it takes for 0")
-    shapes = [[2 * scaling._SMALL], [3], [3]]
+    shapes = [[2 * scaling.SMALL], [3], [3]]
     bare, weights = [[tf.Variable(tf.ones(shape, dtype)) for shape in shapes] for _ in range(2)]
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(2.0**-9), initial_scale=scale)
     optimizer.build(weights)

@@ -1,4 +1,4 @@
-"""Gradients counted by exponent: the counts of values, and which steps are counted."""
+"""Gradients counted by exponent, and the report on them."""
 
 import ml_dtypes
 import numpy as np
@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.diagnosis.made import row_of
-from tf_lossscale.diagnosis.exponents import Exponents, table
-from tf_lossscale.diagnosis.precision import column
+from tf_lossscale.diagnosis import exponent_counts, precision_report
+from tf_lossscale.diagnosis.precision import COLUMNS
 
 MODES = {
     "eager": lambda function: function,
@@ -39,7 +39,7 @@ VALUES = {
 @pytest.mark.parametrize("dtype", VALUES)
 def test_each_value_counts_for_its_exact_exponent(dtype, mode):
     values = VALUES[dtype]
-    found = MODES[mode](lambda gradient: table([gradient]))(tf.constant(values))
+    found = MODES[mode](lambda gradient: exponent_counts([gradient]))(tf.constant(values))
     np.testing.assert_array_equal(found, [row_of(values)])
 
 
@@ -48,7 +48,7 @@ def test_each_value_counts_for_its_exact_exponent(dtype, mode):
 def test_every_gradient_has_a_row_whatever_it_is(mode):
     def rows(values, half, rows_of_slices):
         slices = tf.IndexedSlices(rows_of_slices, tf.constant([7, 7]), tf.constant([9, 2]))
-        return table([values, None, slices, half, tf.cast(values, tf.float64), values[0, 0], values[:0]])
+        return exponent_counts([values, None, slices, half, tf.cast(values, tf.float64), values[0, 0], values[:0]])
 
     values = np.float32([[0.5, -0.5, 0.0], [1e30, np.inf, np.nan]])
     # A cast inside the function would not do: XLA of TensorFlow 2.16 computes float16 with float32's exponents there.
@@ -60,58 +60,42 @@ def test_every_gradient_has_a_row_whatever_it_is(mode):
     np.testing.assert_array_equal(found, [row_of(row) for row in expected])
 
 
-def record(exponents, value=1.0):
-    return exponents.record(lambda: ("kernel",), lambda: [tf.fill([3], value)], lambda: tf.constant(8.0))
-
-
-@pytest.mark.table("function", every=1)
 @modes
-def test_the_first_step_is_counted_then_every_third_and_on_demand_the_next(mode):
-    exponents = Exponents(every=3)
-
-    def take(value):
-        record(exponents, value)
-        return value
-
-    step, found = MODES[mode](take), []
-    for number in range(1, 11):
-        if number == 6:
-            exponents.count_next()
-        step(tf.constant(2.0**number))
-        last = exponents.last()
-        assert (last.names, last.scale) == (("kernel",), 8.0)
-        assert last.counts[0, column(last.step)] == last.counts.sum() == 3, "the counts of that step alone"
-        found.append(last.step)
-    assert found == [1, 1, 1, 4, 4, 6, 6, 6, 9, 9]
+def test_a_report_on_counts_of_a_function_is_the_report_on_the_gradients(mode):
+    gradients = [tf.constant([1.0, 2.0**-20]), tf.constant([0.0, np.inf])]
+    counts = MODES[mode](lambda *gradients: exponent_counts(gradients))(*gradients)
+    report = precision_report(counts, ["kernel", "bias"], tf.constant(8.0), step=3)
+    assert repr(report) == repr(precision_report(gradients, ["kernel", "bias"], 8, 3))
+    assert (report.step, report.scale, report.rows[0].subnormal, report.rows[1].overflow) == (3, 8.0, 0.5, 1.0)
 
 
-def test_eager_steps_and_those_of_functions_share_one_count():
-    exponents = Exponents(every=3)
-    function = tf.function(lambda: record(exponents) and None)
-    found = []
-    for take in (record, function, record, record, function, function, record):
-        take(exponents) if take is record else take()
-        found.append(exponents.last().step)
-    assert found == [1, 1, 1, 4, 4, 4, 7]
+def test_counts_of_replicas_and_batches_can_be_added():
+    first, second = (exponent_counts([tf.constant([value])]) for value in (1.0, 4.0))
+    np.testing.assert_array_equal(first + second, [row_of([1.0, 4.0])])
 
 
-def test_the_variables_of_the_last_counted_step_are_shown_if_they_change():
-    exponents = Exponents(every=1)
-    for name, value in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
-        gradient = tf.constant([value])
-        exponents.record(lambda name=name: (name,), lambda g=gradient: [g], lambda: tf.constant(1.0))
-        last = exponents.last()
-        assert last.names == (name,)
-        assert last.counts[0, column(int(np.log2(value)))] == 1
-    assert exponents.last().step == 3
+def test_the_gradients_of_layers_in_float32_do_not_decide_the_best_scale():
+    # The loss overflows in no layer. The layer in float32 has gradients that float16 could not hold at this scale.
+    half, wide = tf.constant([2.0**-20, 2.0**-18], tf.float16), tf.constant([2.0**10])
+    assert precision_report([half, wide], ["half", "float32"]).best_scale == 2.0**5
+    assert precision_report([half], ["half"]).best_scale == 2.0**33
 
 
-def test_nothing_was_counted_before_the_first_step_and_no_count_is_saved(tmp_path):
-    exponents = Exponents(every=1)
-    assert exponents.last() is None
-    exponents.count_next()
-    record(exponents)
-    assert exponents.last().step == 1
-    assert exponents.variables == ()
-    path = tf.train.Checkpoint(exponents=exponents).write(str(tmp_path / "checkpoint"))
-    assert not [name for name, _ in tf.train.list_variables(path) if name.startswith("exponents")]
+@pytest.mark.parametrize(
+    ("gradients", "names", "scale", "error", "text"),
+    [
+        (
+            [tf.constant([1.0])],
+            [],
+            1.0,
+            ValueError,
+            "`names` must have a name for each gradient, but got 0 names for 1",
+        ),
+        (np.zeros([1, COLUMNS - 1]), ["kernel"], 1.0, ValueError, "`names` must have"),
+        ([tf.constant([1.0])], ["kernel"], 0.0, ValueError, "`scale` must be a finite float32 number above 0"),
+        ([tf.constant([1])], ["kernel"], 1.0, TypeError, "floating-point tensor, but got dtype int32"),
+    ],
+)
+def test_what_cannot_be_reported_on_is_refused(gradients, names, scale, error, text):
+    with pytest.raises(error, match=text):
+        precision_report(gradients, names, scale)

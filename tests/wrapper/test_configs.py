@@ -19,15 +19,14 @@ CONFIGS = [
     {"initial_scale": 8.0, "dynamic_growth_steps": 5},
     {"dynamic": False, "initial_scale": 0.5},
     {"dynamic": False, "initial_scale": 1.0, "skip_nonfinite": True},
-    {"diagnose": True, "jit_compile": True, "on_stall": "raise", "stall_steps": 7},
-    {"diagnose": "exponents", "diagnose_every": 5},
+    {"diagnose": True},
     {"growth_factor": 4.0, "backoff_factor": 0.25, "hysteresis": 3, "min_scale": 0.5, "max_scale": 2.0**16},
 ]
 DEFAULTS = {"dynamic": True, "initial_scale": 2.0**15, "dynamic_growth_steps": 2000}
 
 
 @families
-@pytest.mark.parametrize("config", CONFIGS, ids=["default", "dynamic", "fixed", "skip", "others", "exponents", "all"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["default", "dynamic", "fixed", "skip", "diagnose", "all"])
 @pytest.mark.parametrize("way", ["from_config", "LossScaleOptimizer.from_config", "serialize"])
 def test_a_config_goes_round(family, config, way):
     optimizer = LossScaleOptimizer(family.optimizers.Adam(0.25, beta_1=0.75), **config)
@@ -106,7 +105,7 @@ def test_configs_of_tensorflow_2_3_and_older_are_read(family, loss_scale, expect
 def test_a_multiplier_of_tensorflow_2_3_below_2_is_both_factors():
     scale = {"class_name": "DynamicLossScale", "config": {**OLD_SCALES[3][0]["config"], "multiplier": 1.25}}
     made = LossScaleOptimizer.from_config({"optimizer": OLD_SGD, "loss_scale": scale})
-    assert (made.growth_factor, made.backoff_factor) == (1.25, 0.8)
+    assert (made.scaler.growth_factor, made.scaler.backoff_factor) == (1.25, 0.8)
 
 
 def test_a_loss_scale_of_an_unknown_class_is_refused_with_the_argument_that_would_name_it():

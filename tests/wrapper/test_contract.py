@@ -1,6 +1,5 @@
 """Who scales and who unscales: the two contracts, in every order that real code has."""
 
-import contextlib
 import gc
 import weakref
 
@@ -333,9 +332,11 @@ def test_a_loss_that_another_optimizer_scaled_is_refused(family, compiled, share
         with tf.GradientTape() as tape:
             loss = one.scale_loss(first + second)
         gradients = tape.gradient(loss, [first, second])
-        with scale.together() if shared else contextlib.nullcontext():
-            one.apply_gradients([(gradients[0], first)])
-            two.apply_gradients([(gradients[1], second)])
+        pairs = [(one, [(gradients[0], first)]), (two, [(gradients[1], second)])]
+        if shared:
+            scale.apply_gradients(pairs)
+        for optimizer, grads_and_vars in pairs:
+            optimizer.apply_gradients(grads_and_vars)
 
     with pytest.raises(RuntimeError, match="of another LossScaleOptimizer"):
         run(step, compiled, steps=1)

@@ -125,7 +125,7 @@ def test_a_scale_that_started_below_min_scale_is_no_bad_one(family, warnings, tm
 @pytest.mark.parametrize("how", ["eager", "function", "XLA"])
 @all_families
 def test_one_that_nobody_could_look_at_costs_one_step(family, how):
-    optimizer, weight = made(family.sgd(), on_stall="raise"), tf.Variable(1.0)
+    optimizer, weight = made(family.sgd()), tf.Variable(1.0)
 
     def step():
         loops.step(optimizer, lambda: weight * 0.5, [weight])

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import pickle
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -118,14 +117,12 @@ def expected(name):
     return list(zip(weights, (64, 32, 32, 16, 16), counts))
 
 
-@pytest.mark.table(
-    "function-Counting", "XLA-PlainObject", "jit_compile-DataClass", "eager-WithSlots", "eager-Module", every=1
-)
+@pytest.mark.table("function-Counting", "XLA-PlainObject", "eager-WithSlots", "eager-Module", every=1)
 @each_optimizer
-@pytest.mark.parametrize("way", ["eager", "function", "XLA", "jit_compile"])
+@pytest.mark.parametrize("way", ["eager", "function", "XLA"])
 def test_it_trains_and_skips(name, way):
     inner = OPTIMIZERS[name]()
-    optimizer, weight = LossScaleOptimizer(inner, initial_scale=64, jit_compile=way == "jit_compile"), tf.Variable(1.0)
+    optimizer, weight = LossScaleOptimizer(inner, initial_scale=64), tf.Variable(1.0)
     function = {"eager": lambda step: step, "XLA": tf.function(jit_compile=True)}.get(way, tf.function)
     step, found = function(lambda factor: optimizer.minimize(lambda: weight * factor, [weight])), []
     for factor in FACTORS:
@@ -217,16 +214,14 @@ def test_a_checkpoint_or_the_state_restores_the_scale(name, tmp_path):
 
 
 @each_optimizer
-def test_the_diagnosis_a_stall_and_a_copy_work_and_a_config_is_refused_with_the_name_of_the_class(name):
+def test_the_diagnosis_and_a_copy_work_and_a_config_is_refused_with_the_name_of_the_class(name):
     inner = OPTIMIZERS[name]()
-    optimizer = LossScaleOptimizer(inner, diagnose=True, on_stall="raise", stall_steps=2)
+    optimizer = LossScaleOptimizer(inner, diagnose=True)
     weight = tf.Variable(1.0)
     optimizer.minimize(lambda: weight * INF, [weight])
     again = copy.deepcopy(optimizer)
-    with pytest.raises(FloatingPointError):
-        optimizer.minimize(lambda: weight * INF, [weight])
+    optimizer.minimize(lambda: weight * INF, [weight])
     assert [row.steps for row in optimizer.overflow_report()] == [2]
-    assert np.isinf(optimizer.gradient_norm.numpy())
     assert again.inner_optimizer is not optimizer.inner_optimizer
     assert (float(optimizer.loss_scale), float(again.loss_scale)) == (2.0**13, 2.0**14)
     with pytest.raises(NotImplementedError, match=f"{name} has no config"):

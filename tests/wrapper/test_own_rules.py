@@ -27,22 +27,19 @@ class SkipsLargeNorms(tf_lossscale.DynamicLossScale):
         return super().move(tf.math.is_finite(self.checked))
 
 
-@pytest.mark.table("mirrored_2", "eager_jit_compile", "eager", every=1)
-@pytest.mark.parametrize(
-    "way", ["eager", "function", "jit_compile", "eager_jit_compile", "mirrored_2", "mirrored_2_jit_compile"]
-)
+@pytest.mark.parametrize("way", ["eager", "function", "mirrored_2"])
 def test_check_is_passed_the_summed_unscaled_gradients(way):
-    strategy = strategies.get("mirrored_2") if way.startswith("mirrored_2") else tf.distribute.get_strategy()
+    strategy = strategies.get("mirrored_2") if way == "mirrored_2" else tf.distribute.get_strategy()
     with strategy.scope():
         scale = SkipsLargeNorms()
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=scale, jit_compile="jit" in way)
+        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=scale)
         weights = [tf.Variable([1.0]), tf.Variable([2.0])]
 
     def take(factor):
         share = factor / strategy.num_replicas_in_sync
         optimizer.minimize(lambda: share * (3.0 * weights[0] + 4.0 * weights[1]), weights)
 
-    ways = {"eager": take, "eager_jit_compile": take, "function": tf.function(take), "jit_compile": tf.function(take)}
+    ways = {"eager": take, "function": tf.function(take)}
     step = ways.get(way) or tf.function(lambda factor: strategy.run(take, (factor,)))
     first, seen = lambda value: strategy.experimental_local_results(value)[0], []
     for factor in (1.0, 2.0, np.nan, 0.5):
@@ -257,11 +254,11 @@ def test_the_rules_as_they_are_now_are_in_the_config_of_a_subclass_that_calls_su
             return {**super().get_config(), "every": self.every}
 
     model = trained_with(Slow(every=3, initial_scale=64.0), fits=0)
-    model.optimizer.change_rules(dynamic_growth_steps=5, max_scale=128.0)
+    model.optimizer.scaler.change_rules(dynamic_growth_steps=5, max_scale=128.0)
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras").optimizer
     assert type(loaded._loss_scale) is Slow
-    assert (loaded._loss_scale.every, loaded.dynamic_growth_steps, loaded.max_scale) == (3, 5, 128.0)
+    assert (loaded.scaler.every, loaded.dynamic_growth_steps, loaded.scaler.max_scale) == (3, 5, 128.0)
     assert loaded.loss_scale == 64.0
 
 
@@ -330,7 +327,7 @@ def test_the_state_of_a_rule_that_computes_its_scale_is_the_variable(tmp_path):
     optimizer = model.optimizer
     assert (float(optimizer.loss_scale), optimizer.state()["loss_scale"]) == (512.0, 1024.0)
     optimizer.set_state(optimizer.state())
-    optimizer.change_rules(min_scale=2.0)
+    optimizer.scaler.change_rules(min_scale=2.0)
     model.save(tmp_path / "model.keras")
     for each in (optimizer, tf.keras.models.load_model(tmp_path / "model.keras").optimizer):
         assert float(each.loss_scale) == 512.0

@@ -134,6 +134,21 @@ class LossScale(Variables):
         gradients = list(gradients)
         return scaling.unscale(gradients, self._factor_of_gradients(gradients))
 
+    def _current(self) -> tf.Tensor:
+        """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
+        returned: Any = self._factors.read(self)
+        if returned is None or isinstance(returned, str):
+            raise TypeError(
+                f"{type(self).__name__}.__call__() must return the scale, as a float32 scalar tensor, but returned: "
+                f"{returned!r}."
+            )
+        scale = tf.cast(returned, tf.float32)
+        if scale.shape.rank not in (0, None):
+            raise ValueError(
+                f"{type(self).__name__}.__call__() must return a scalar, but returned a tensor of shape {scale.shape}."
+            )
+        return scale
+
     @property
     def _factors(self) -> Factors:
         # A subclass may not call the constructor.
@@ -144,14 +159,14 @@ class LossScale(Variables):
 
     def _factor_of_loss(self) -> tf.Tensor:
         """Return the scale to multiply a loss by, and remember it for the gradients of this loss."""
-        factor = current_scale(self)
+        factor = self._current()
         self._factors.remember(factor)
         return factor
 
     def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
         """Return the scale that multiplied the loss of gradients. If it is unknown, return the current scale."""
         factor = self._factors.of(gradients)
-        return current_scale(self) if factor is None else factor
+        return self._current() if factor is None else factor
 
     # The step. --------------------------------------------------------------------------------------------------
 
@@ -311,7 +326,7 @@ class LossScale(Variables):
 
     def _saved_scale(self) -> Any:
         """Return the scale that the state contains."""
-        return current_scale(self)
+        return self._current()
 
     def _set_state(self, state: Any, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         counters, remedy = self._counters(), "Pass what state() returned."
@@ -377,23 +392,6 @@ class FixedLossScale(LossScale):
         return tf.constant(self.initial_scale, tf.float32)
 
     _NOT_SET = "The loss scale is fixed at {1:g}, but `state` has the loss scale {2!r}."
-
-
-def current_scale(loss_scale: LossScale) -> tf.Tensor:
-    """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
-    returned: Any = loss_scale._factors.read(loss_scale)
-    if returned is None or isinstance(returned, str):
-        raise TypeError(
-            f"{type(loss_scale).__name__}.__call__() must return the scale, as a float32 scalar tensor, but returned: "
-            f"{returned!r}."
-        )
-    scale = tf.cast(returned, tf.float32)
-    if scale.shape.rank not in (0, None):
-        raise ValueError(
-            f"{type(loss_scale).__name__}.__call__() must return a scalar, but returned a tensor of shape "
-            f"{scale.shape}."
-        )
-    return scale
 
 
 def _require_keys(state: Any, needed: set[str], allowed: set[str]) -> None:

@@ -34,7 +34,7 @@ WHAT_TO_TRY = (
     "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, lower "
     "initial_scale if the scale is fixed, or lower min_scale."
 )
-_STALLED = f"The last {STALL} steps were all skipped. {WHAT_TO_TRY}"
+_STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
 
 def step(
@@ -168,13 +168,15 @@ def _warn_of_stall(loss_scale: Any) -> Any:
     """Warn once in each stall, when the last `STALL` steps were all skipped. XLA cannot print, so it does not warn."""
     if tf.executing_eagerly():
         if as_number(loss_scale.skipped_in_a_row) == STALL:
-            logging.warning("%s", _STALLED)
+            logging.warning("%s", _STALLED.format(f"{as_number(loss_scale._current()):g}"))
         return None
     # Workers of a parameter server share the count. On a DTensor mesh, there are no strings.
     on_mesh = isinstance(loss_scale.step_counts, tf.experimental.dtensor.DVariable)
     if on_mesh or in_xla_context() or replicas.workers_step_alone():
         return None
-    return unless(
-        tf.not_equal(loss_scale.skipped_in_a_row, STALL),
-        lambda: outside_xla(lambda: tf.print(f"WARNING: {_STALLED}", output_stream=sys.stderr)),
-    )
+
+    def warn() -> tf.Operation:
+        message = tf.strings.format(f"WARNING: {_STALLED}", loss_scale._current())
+        return tf.print(message, output_stream=sys.stderr)
+
+    return unless(tf.not_equal(loss_scale.skipped_in_a_row, STALL), lambda: outside_xla(warn))

@@ -13,7 +13,7 @@ from absl import logging
 
 from tf_lossscale.core import replicas, scaling, skipping
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
-from tf_lossscale.core.loss_scale import FixedLossScale, current_scale
+from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.wrapper import checks, contract, registry
 from tf_lossscale.wrapper.checks import as_list, name_of, require_fitting, tensors_of, unzip
 from tf_lossscale.wrapper.saving import Saving
@@ -253,7 +253,7 @@ class LossScaleOptimizer(Saving):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
-        _warn_if_loss_cannot_hold(loss, lambda: self._times_own(current_scale(self.scaler)))
+        _warn_if_loss_cannot_hold(loss, lambda: self._times_own(self.scaler._current()))
         return self._scaled("get_scaled_loss", loss)
 
     @overload
@@ -362,7 +362,7 @@ class LossScaleOptimizer(Saving):
         """
 
         def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
-            factor = self._times_own(current_scale(self.scaler))
+            factor = self._times_own(self.scaler._current())
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
             self._contract.unscaled_inside()
             return self._family.unscale(gradients, factor)
@@ -740,7 +740,7 @@ class LossScaleOptimizer(Saving):
         return list(chosen)
 
     def __repr__(self) -> str:
-        scale = current_scale(self.scaler)
+        scale = self.scaler._current()
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
         kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self.scaler).__name__
         kind = "fixed" if isinstance(self.scaler, FixedLossScale) else kind

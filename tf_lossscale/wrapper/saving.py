@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core.dynamic import DynamicLossScale
-from tf_lossscale.core.loss_scale import FixedLossScale, LossScale, current_scale
+from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.wrapper import registry
 from tf_lossscale.wrapper.checks import assign_all
 from tf_lossscale.wrapper.contract import Contract
@@ -66,7 +66,7 @@ class Saving(WithLossScale):
             for variable, value in zip(scale.variables, state.pop(_VARIABLES, [])):
                 set_value(variable, value)
             is_dynamic = isinstance(scale, DynamicLossScale)
-            now = scale.in_range(state["loss_scale"]) if is_dynamic else value_of(current_scale(scale))
+            now = scale.in_range(state["loss_scale"]) if is_dynamic else value_of(scale._current())
             self._set_state({**state, "loss_scale": now})
 
     def get_config(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Saving(WithLossScale):
 
     def _scale_to_start_with(self) -> float:
         """Return the initial scale. If a user's rule has none, return the current scale."""
-        return self.initial_scale if math.isfinite(self.initial_scale) else float(value_of(current_scale(self.scaler)))
+        return self.initial_scale if math.isfinite(self.initial_scale) else float(value_of(self.scaler._current()))
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:

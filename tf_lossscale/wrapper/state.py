@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.finite import all_finite
-from tf_lossscale.core.loss_scale import current_scale
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.overflow import Diagnosis, Overflow, OverflowReport
 from tf_lossscale.libraries import keras_versions
@@ -45,7 +44,7 @@ class WithLossScale(Forwarding):
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, as a float32 scalar tensor. The object that determines it is `scaler`."""
         self.scaler._factors.forget()
-        return current_scale(self.scaler)
+        return self.scaler._current()
 
     @property
     def dynamic(self) -> bool:

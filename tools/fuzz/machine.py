@@ -51,8 +51,7 @@ class Machine(Loops):
     def __init__(self, program, optimizers, wrapper):
         strategy = mirrored() if program.mode == "mirrored" else None
         with (strategy or tf.distribute.get_strategy()).scope():
-            compiled = {"jit_compile": True} if program.jit_compile else {}
-            optimizer = wrapper(inner_optimizer(program, optimizers), **program.rules.arguments(), **compiled)
+            optimizer = wrapper(inner_optimizer(program, optimizers), **program.rules.arguments())
             super().__init__(program, new_variables(program), optimizer, strategy)
 
     def between(self, what, directory):

@@ -129,8 +129,6 @@ class Program:
     #: The optimizer's `ema_overwrite_frequency` argument. 0 means never, and None means that there are no moving
     #: averages.
     ema: int | None = None
-    #: The `jit_compile` argument of `LossScaleOptimizer`.
-    jit_compile: bool = False
 
     @property
     def replicas(self):

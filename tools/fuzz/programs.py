@@ -104,7 +104,6 @@ def programs(draw, most_steps=60, families=FAMILIES, modes=MODES):
     program["mode"] = draw(st.sampled_from(modes))
     dtypes = program["dtypes"] = draw(_dtypes(program))
     rules = program["rules"] = draw(_rules(min(LARGEST_SCALE[dtype] for dtype in dtypes)))
-    program["jit_compile"] = program["mode"] != "compiled" and draw(_ONE_IN_FOUR)
     loops = draw(st.lists(_loops(program), min_size=1, max_size=2).map(tuple))
     between = st.sampled_from([None] * 8 + ["checkpoint", "state"])
     program["ema"] = draw(_ema(program["family"], program["mode"]))
