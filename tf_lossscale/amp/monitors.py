@@ -132,7 +132,7 @@ class OverflowMonitor(LossMonitor):
 
 
 def _overflow(optimizer: Any) -> bool | str:
-    scale = optimizer._loss_scale
+    scale = optimizer.scaler
     if scale.may_skip:
         return bool(value_of(scale.last_step_skipped))
     return bool(value_of(scale.overflowed)) if isinstance(scale, FixedLossScaleManager) else "not checked"

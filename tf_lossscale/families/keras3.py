@@ -14,7 +14,7 @@ from absl import logging
 from tf_lossscale.core import replicas
 from tf_lossscale.families import keras3_files as files
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import checks, family, forwarding, optimizer
+from tf_lossscale.wrapper import checks, family, forwarding, optimizer, registry
 from tf_lossscale.wrapper.checks import assign_all, tensors_of, unique
 from tf_lossscale.wrapper.forwarding import of_inner
 
@@ -22,14 +22,14 @@ keras: Any = keras_versions.keras_3()
 _OwnWrapper: Any = keras_versions.own_class(keras.optimizers.Optimizer, "LossScaleOptimizer")
 
 
-class Family(family.Family):
+class Keras3Family(family.Family):
     """The adapter for Keras 3's optimizers."""
 
-    writes_variables_directly = False
-    saving = keras.saving
-    options: tuple[str, ...] = tuple(checks.DEFAULTS)
+    _writes_variables_directly = False
+    _saving = keras.saving
+    _options: tuple[str, ...] = tuple(checks.DEFAULTS)
     delegated: tuple[str, ...] = (
-        *(name for name in options if name not in ("name", "loss_scale_factor")),
+        *(name for name in _options if name not in ("name", "loss_scale_factor")),
         *("_iterations", "_learning_rate"),
     )
 
@@ -38,27 +38,24 @@ class Family(family.Family):
         #: The name scope in which `build` creates the optimizer's variables.
         self.scope: str = "loss_scale_optimizer"
         #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
-        self.loaded_weights: list[Any] | None = None
+        self._loaded_weights: list[Any] | None = None
         #: The wrapper's argument of this name.
         self.loss_scale_factor: Any = None
-        # An optimizer class may override `_all_reduce_sum_gradients` to sum gradients over workers without a
-        # distribution strategy.
-        if type(inner)._all_reduce_sum_gradients is not keras.optimizers.Optimizer._all_reduce_sum_gradients:
-            self.own_aggregation: Any = self._summed_by_optimizer
 
-    def _summed_by_optimizer(self, grads_and_vars: list[Any]) -> Any:
-        own_sum = type(self.inner)._all_reduce_sum_gradients
-        return own_sum(self.inner, [(gradient, tensors_of([variable])[0]) for gradient, variable in grads_and_vars])
+    def _own_sum(self) -> Any:
+        # A user may override this method to sum gradients over workers without a distribution strategy.
+        own_sum = family.overridden(self.inner, "_all_reduce_sum_gradients", keras.optimizers.Optimizer)
+        return own_sum and (lambda pairs: own_sum([(g, tensors_of([variable])[0]) for g, variable in pairs]))
 
-    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = checks.take_name(given) or self.scope
-        wanted = super().checked_options(given)
+        wanted = super()._checked_options(given)
         if wanted:
             # Keras's constructor raises an error if an option is out of range.
             keras.optimizers.SGD(**wanted)
         return wanted
 
-    def set_options(self, wanted: dict[str, Any]) -> None:
+    def _set_options(self, wanted: dict[str, Any]) -> None:
         if replicas.several_processes():
             # When several processes train together, Keras 3's `fit` fails before it calls the optimizer. Its error
             # message does not name the cause, so this warning does.
@@ -76,8 +73,7 @@ class Family(family.Family):
                     self.inner.loss_scale_factor,
                 )
             self.inner.loss_scale_factor = None
-        super().set_options({name: value for name, value in wanted.items() if name != "loss_scale_factor"})
-        _sum_once(self.inner)
+        super()._set_options({name: value for name, value in wanted.items() if name != "loss_scale_factor"})
 
     def build(self, variables: list[Any]) -> None:
         if replicas.uses_merge_call() and any(each.gradient_accumulation_steps for each in _with_parts(self.inner)):
@@ -94,38 +90,41 @@ class Family(family.Family):
                 # therefore already assigned these two.
                 before = len(self.inner.variables)
                 self.inner.build(variables)
-                loaded, self.loaded_weights = self.loaded_weights, None
+                loaded, self._loaded_weights = self._loaded_weights, None
                 if loaded is not None and files.same_shapes(loaded, self.inner.variables):
                     assign_all(self.inner.variables[before:], loaded[before:])
                 elif loaded is not None:
                     files.warn_of_other_variables(self.inner, len(loaded), True)
                     # The saved slots do not fit the variables, so the slots start at zero. The step count, which
                     # `set_weights` has already loaded, must start at zero as well.
-                    self.set_iterations(0)
+                    self._set_iterations(0)
 
         if not self.inner.built and variables:
             replicas.once(build)
 
     @property
-    def is_built(self) -> bool:
+    def _is_built(self) -> bool:
         return self.inner.built
 
     def known_variables(self) -> list[Any] | None:
         return self.inner._trainable_variables if self.inner.built else None
 
-    def reduces_itself(self, variables: list[Any]) -> bool:
-        return super().reduces_itself(variables) or any(map(self.overwrites, variables))
+    def _reduces_itself(self, variables: list[Any]) -> bool:
+        return super()._reduces_itself(variables) or any(map(self._overwrites, variables))
 
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        return self.unless_overwritten(super().reduce, gradients, variables)
+    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any = None) -> list[Any]:
+        reduce = super()._reduce
+        return self._unless_overwritten(
+            lambda gradients, variables: reduce(gradients, variables, own_sum), gradients, variables
+        )
 
-    def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+    def _unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         if variables is None:
-            return super().unscale(gradients, factor)
-        unscale = super().unscale
-        return self.unless_overwritten(lambda given, _: unscale(given, factor), gradients, variables)
+            return super()._unscale(gradients, factor)
+        unscale = super()._unscale
+        return self._unless_overwritten(lambda given, _: unscale(given, factor), gradients, variables)
 
-    def overwrites(self, variable: Any) -> bool:
+    def _overwrites(self, variable: Any) -> bool:
         # Keras's float8 layers return the new values of their quantization scales as gradients.
         return getattr(variable, "overwrite_with_gradient", False)
 
@@ -135,12 +134,15 @@ class Family(family.Family):
                 f"loss_scale_factor={self.inner.loss_scale_factor} was set on the inner {type(self.inner).__name__}, "
                 "which would divide the gradients once more. Set it on the LossScaleOptimizer."
             )
-        with family.already_summed():
-            # Keras's own `apply_gradients` only calls `apply`, but an optimizer class may override `apply_gradients`.
-            if type(self.inner).apply_gradients is keras.optimizers.Optimizer.apply_gradients:
+        with contextlib.ExitStack() as stack:
+            for optimizer in _with_parts(self.inner):
+                stack.enter_context(family.without_summing(optimizer, "_all_reduce_sum_gradients"))
+            # Keras's own `apply_gradients` only calls `apply`, but a user may override `apply_gradients`.
+            override = family.overridden(self.inner, "apply_gradients", keras.optimizers.Optimizer)
+            if override is None:
                 self.inner.apply(gradients, variables, **kwargs)
             else:
-                self.inner.apply_gradients(list(zip(gradients, variables)), **kwargs)
+                override(list(zip(gradients, variables)), **kwargs)
 
     def count_skipped_step(self) -> Any:
         # With gradient accumulation, `_iterations` counts micro-steps. A skipped step adds nothing to the accumulators,
@@ -148,7 +150,7 @@ class Family(family.Family):
         counting = [each for each in _with_parts(self.inner) if not each.gradient_accumulation_steps]
         return [each._iterations.assign_add(1) for each in counting]
 
-    def start_averages(self) -> Any:
+    def _start_averages(self) -> Any:
         # Keras initializes a moving average in the step in which `iterations` is 0. If that step is skipped, this
         # method initializes the average. Otherwise the average would start at zero, and `finalize_variable_values`
         # would overwrite the weights with averages that are too small.
@@ -161,10 +163,10 @@ class Family(family.Family):
             if average is not None
         ]
 
-    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+    def _replica_variables(self) -> Iterable[tuple[Any, str]]:
         return ((variable, "_value") for variable in self.inner.variables)
 
-    def result(self) -> Any:
+    def _result(self) -> Any:
         return self.inner.iterations
 
     def hyperparameter_names(self) -> tuple[str, ...]:
@@ -181,7 +183,7 @@ class Family(family.Family):
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
-    def copied(self, memo: dict[int, Any]) -> Any:
+    def _copied(self, memo: dict[int, Any]) -> Any:
         # The copy that Keras makes of a built optimizer has no state. The optimizer is therefore created again from its
         # config, and the values of its variables are copied.
         inner = self.inner
@@ -195,17 +197,17 @@ class Family(family.Family):
         _copy_attributes(inner, new, (bool, int, float, str))
         for old, copied in zip(inner.variables, new.variables):
             copied.assign(old)
-        _sum_once(new)
         return new
 
-    def set_iterations(self, value: int) -> None:
+    def _set_iterations(self, value: int) -> None:
         """Set the step count."""
         # With gradient accumulation, `_iterations` counts micro-steps, whereas `iterations` counts complete steps.
         self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 
 
 @keras.saving.register_keras_serializable("tf_lossscale")
-class LossScaleOptimizer(
+@registry.named
+class Keras3Wrapper(
     optimizer.LossScaleOptimizer,
     tf.__internal__.tracking.DelegatingTrackableMixin,
     _OwnWrapper,
@@ -217,13 +219,13 @@ class LossScaleOptimizer(
     wrapper has no variables other than the inner optimizer's and the loss scale's.
     """
 
-    _family_class = Family
-    _family: Family
+    _family_class = Keras3Family
+    _family: Keras3Family
 
     def _init_base(self) -> None:
         # Keras's setters read `_lock`. Its constructor, which would set it, is not called.
         self.__dict__.update(name=self._family.scope, _lock=False, loss_scale_factor=self._family.loss_scale_factor)
-        variables = self._loss_scale.variables
+        variables = self.scaler.variables
         # In h5 files, Keras uses each variable's path as its name.
         for variable, name in zip(variables, unique([variable.name.split(":")[0] for variable in variables])):
             variable.path = f"{self.name}/{name}"
@@ -240,17 +242,17 @@ class LossScaleOptimizer(
 
     @iterations.setter
     def iterations(self, value: Any) -> None:
-        self._family.set_iterations(int(tf.convert_to_tensor(value)))
+        self._family._set_iterations(int(tf.convert_to_tensor(value)))
 
     @property
     def dynamic_scale(self) -> Any:
         """The loss scale variable, which Keras 3 calls `dynamic_scale`."""
-        return self._loss_scale.current_loss_scale
+        return self.scaler.current_loss_scale
 
     @property
     def step_counter(self) -> Any:
         """The number of finite steps counted towards the next growth of the scale. The name is Keras 3's."""
-        return self._loss_scale.good_steps
+        return self.scaler.good_steps
 
     finalize_variable_values = optimizer.finalize_variable_values
     exclude_from_weight_decay = of_inner(keras.optimizers.Optimizer.exclude_from_weight_decay)
@@ -274,15 +276,18 @@ class LossScaleOptimizer(
         # step count, the learning rate and the loss scale are set immediately. The slots are set when the optimizer is
         # built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
-        of_scale = list(self._loss_scale.variables)
+        of_scale = list(self.scaler.variables)
         loaded = values[: len(values) - len(of_scale)]
         super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
-        self._family.loaded_weights = loaded
+        self._family._loaded_weights = loaded
 
     save_own_variables = files.save
     load_own_variables = files.load
     _checkpoint_adapter = files.note_checkpoint
     _lookup_dependency = files.dependency
+
+
+LossScaleOptimizer = Keras3Wrapper
 
 
 def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
@@ -304,12 +309,6 @@ def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
                 # Keep the Keras variable, because other objects may refer to it, but put a new TensorFlow variable into
                 # it.
                 variable._initialize(keras.ops.convert_to_numpy(variable))
-
-
-def _sum_once(inner: Any) -> None:
-    """Keep Keras from summing the gradients again that this package's step has summed over the replicas."""
-    for each in _with_parts(inner):
-        family.sum_unless_already(each, "_all_reduce_sum_gradients")
 
 
 def _copy_attributes(inner: Any, new: Any, types: tuple[type, ...]) -> None:

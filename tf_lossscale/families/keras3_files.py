@@ -18,7 +18,7 @@ def save(wrapper: Any, store: Any) -> None:
     Each of the two classes can therefore read the other's files. Keras writes an unused step count as the first value;
     this package stores the number of overflows that count towards the hysteresis there.
     """
-    rule: Any = wrapper._loss_scale
+    rule: Any = wrapper.scaler
     good, bad = (rule.good_steps, rule.bad_steps) if wrapper.dynamic else (0, 0)
     # Keras's class has a learning rate of its own, which is always 0.
     before = [0 if bad is None else bad, 0.0, good, rule._saved_scale()]
@@ -35,18 +35,18 @@ def load(wrapper: Any, store: Any) -> None:
     rule: list[Any] = []
     if _are_of_a_wrapper(values) and not same_shapes(values, inner):
         if wrapper.dynamic:
-            of_scale.append((wrapper._loss_scale.good_steps, int(values[2][()])))
-            of_scale.append((wrapper._loss_scale.current_loss_scale, float(values[3][()])))
-            if wrapper._loss_scale.bad_steps is not None:
-                of_scale.append((wrapper._loss_scale.bad_steps, int(values[0][()])))
+            of_scale.append((wrapper.scaler.good_steps, int(values[2][()])))
+            of_scale.append((wrapper.scaler.current_loss_scale, float(values[3][()])))
+            if wrapper.scaler.bad_steps is not None:
+                of_scale.append((wrapper.scaler.bad_steps, int(values[0][()])))
         values, of_rule = values[4:], values[4 + len(inner) :]
-        rule = _variables_of_own_rule(wrapper._loss_scale)
+        rule = _variables_of_own_rule(wrapper.scaler)
         if rule and same_shapes(of_rule, rule):
             of_scale += zip(rule, of_rule)
             values = values[: len(inner)]
         elif wrapper.built and same_shapes(values[: len(inner)], inner):
             if rule or of_rule:
-                _warn_of_other_rule(wrapper._loss_scale, rule, of_rule)
+                _warn_of_other_rule(wrapper.scaler, rule, of_rule)
             values = values[: len(inner)]
     if len(values) > len(inner) and not wrapper.built:
         # Without the slots, a step count would make Adam's first steps too small.
@@ -123,8 +123,8 @@ def _part_of_keras_wrapper(wrapper: Any, name: str) -> Any:
     """Return the object that receives the values of the child `name` in a checkpoint of Keras's LossScaleOptimizer."""
     parts = {"inner_optimizer": wrapper._optimizer}
     if wrapper.dynamic:
-        parts["dynamic_scale"] = wrapper._loss_scale._lookup_dependency("current_loss_scale")
-        parts["step_counter"] = wrapper._loss_scale.good_steps
+        parts["dynamic_scale"] = wrapper.scaler._lookup_dependency("current_loss_scale")
+        parts["step_counter"] = wrapper.scaler.good_steps
     if name not in parts:
         dtype = _DTYPES_IN_KERAS.get(name)
         with tf.init_scope():

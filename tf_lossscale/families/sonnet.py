@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sonnet
 import tensorflow as tf
 
-from tf_lossscale.wrapper import family, optimizer
+from tf_lossscale.wrapper import family, optimizer, registry
 
 # Type checkers do not know Sonnet's class.
 if TYPE_CHECKING:
@@ -20,14 +20,13 @@ else:
     class _Base(tf.__internal__.tracking.DelegatingTrackableMixin, sonnet.Optimizer): ...
 
 
-class Family(family.Family):
+class SonnetFamily(family.Family):
     """The adapter for Sonnet 2's optimizers."""
 
-    writes_variables_directly = False
-    options: tuple[str, ...] = ()
+    _writes_variables_directly = False
     delegated: tuple[str, ...] = ("step",)
     sums_over_replicas = False
-    apply_takes_unscaled = True
+    _apply_takes_unscaled = True
 
     def build(self, variables: list[Any]) -> None:
         # An optimizer without `_initialize` creates its moments in the first step.
@@ -50,8 +49,8 @@ class Family(family.Family):
 # The wrapper's methods are defined in a separate class, because Sonnet's metaclass puts a name scope around each method
 # that is defined in a subclass of `sonnet.Optimizer`.
 class _Wrapper(optimizer.LossScaleOptimizer):
-    _family_class = Family
-    _family: Family
+    _family_class = SonnetFamily
+    _family: SonnetFamily
 
     def _init_base(self) -> None:
         tf.Module.__init__(self, name="loss_scale_optimizer")
@@ -79,7 +78,11 @@ class _Wrapper(optimizer.LossScaleOptimizer):
         return self._optimizer.step
 
 
-class LossScaleOptimizer(_Wrapper, _Base):
+@registry.named
+class SonnetWrapper(_Wrapper, _Base):
     """The wrapper around a Sonnet 2 optimizer."""
 
     __repr__: Any = optimizer.LossScaleOptimizer.__repr__
+
+
+LossScaleOptimizer = SonnetWrapper

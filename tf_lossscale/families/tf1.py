@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
-from tf_lossscale.wrapper import family, optimizer
+from tf_lossscale.wrapper import family, optimizer, registry
 from tf_lossscale.wrapper.checks import as_list
 from tf_lossscale.wrapper.forwarding import of_inner
 
@@ -19,13 +19,12 @@ else:
     _Base = _Optimizer
 
 
-class Family(family.Family):
+class TF1Family(family.Family):
     """The adapter for the optimizers in `tf.compat.v1.train`."""
 
-    writes_variables_directly = False
-    options: tuple[str, ...] = ()
-    slots_need_gradients = True
-    returns_operations = True
+    _writes_variables_directly = False
+    _slots_need_gradients = True
+    _returns_operations = True
     delegated: tuple[str, ...] = ("_lr", "_learning_rate")
 
     def build(self, variables: list[Any]) -> None:
@@ -56,14 +55,15 @@ class Family(family.Family):
         return "_lr" if hasattr(self.inner, "_lr") else "_learning_rate"
 
 
-class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
+@registry.named
+class TF1Wrapper(optimizer.LossScaleOptimizer, _Base):
     """The wrapper around a `tf.compat.v1.train.Optimizer`.
 
     Its methods accept the same arguments as the inner optimizer's methods.
     """
 
-    _family_class = Family
-    _family: Family
+    _family_class = TF1Family
+    _family: TF1Family
 
     def _init_base(self) -> None:
         _Optimizer.__init__(self, use_locking=False, name=self._optimizer.get_name())
@@ -183,7 +183,7 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         del save_type, kwargs
-        return {"base_optimizer": self._optimizer, "loss_scale": self._loss_scale}
+        return {"base_optimizer": self._optimizer, "loss_scale": self.scaler}
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         children = self._trackable_children()
@@ -193,6 +193,9 @@ class LossScaleOptimizer(optimizer.LossScaleOptimizer, _Base):
     def _deferred_dependencies(self) -> Any:
         # Values of a checkpoint of an unwrapped optimizer that is restored before the first step creates its variables.
         return self._optimizer._deferred_dependencies
+
+
+LossScaleOptimizer = TF1Wrapper
 
 
 def _counts(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +11,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import family, forwarding, optimizer, saving
+from tf_lossscale.wrapper import family, forwarding, optimizer, registry, saving
 from tf_lossscale.wrapper.checks import CLIPS
 from tf_lossscale.wrapper.forwarding import of_inner
 
@@ -23,42 +22,37 @@ _OwnWrapper: Any = keras_versions.own_class(tf_keras.optimizers.Optimizer, "Loss
 _BaseLossScaleOptimizer: Any = _OwnWrapper.__bases__[-1]
 
 
-class Family(family.Family):
+class TFKerasFamily(family.Family):
     """The adapter for `tf_keras.optimizers`."""
 
-    writes_variables_directly = False
-    saving = tf_keras.saving
-    options: tuple[str, ...] = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
+    _writes_variables_directly = False
+    _saving = tf_keras.saving
+    _options: tuple[str, ...] = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")
     # The wrapper delegates `name`, because tf_keras includes the name in the warning that it logs if a saved file does
     # not fit the optimizer.
     delegated: tuple[str, ...] = (
         *(*CLIPS, "use_ema", "ema_momentum", "jit_compile", "name"),
         *("_iterations", "_learning_rate", "_mesh", "_run_with_dtensor"),
     )
-    name_attribute: str | None = "name"
+    _name_attribute: str | None = "name"
 
     def __init__(self, inner: Any):
         super().__init__(inner)
         self._variables: list[weakref.ref[Any]] = []
-        # An optimizer class may override `aggregate_gradients` to sum gradients over workers without a distribution
-        # strategy.
-        if type(inner).aggregate_gradients is not tf_keras.optimizers.Optimizer.aggregate_gradients:
-            self.own_aggregation: Any = functools.partial(type(inner).aggregate_gradients, inner)
 
-    def set_options(self, wanted: dict[str, Any]) -> None:
-        super().set_options(wanted)
-        if not self.takes("skip_gradients_aggregation"):
-            family.sum_unless_already(self.inner, "aggregate_gradients")
+    def _own_sum(self) -> Any:
+        # A user may override this method to sum gradients over workers without a distribution strategy.
+        return family.overridden(self.inner, "aggregate_gradients", tf_keras.optimizers.Optimizer)
 
-    def parts_changed(self) -> Any:
+    def _parts_changed(self) -> Any:
         # When an optimizer is first saved or restored, tf_keras caches a list of the objects that the optimizer tracks.
         # These objects have changed, so the cached list is deleted.
         vars(self.inner).pop("_coalesced_children", None)
 
-    def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+    def _unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         # `gradients.unscale` uses an optimization barrier, which DTensor neither supports nor needs.
         if not self.inner._mesh:
-            return super().unscale(gradients, factor, variables)
+            return super()._unscale(gradients, factor, variables)
         return [
             scaling.over_values(lambda values: scaling.divide(values, factor), gradient)
             for gradient in scaling.floating(gradients)
@@ -72,32 +66,32 @@ class Family(family.Family):
             inner._distribution_strategy = tf.distribute.get_strategy()
         replicas.give_copies(inner, ("_iterations", "_learning_rate", "_current_learning_rate"), inner._variables)
         # tf_keras does not store the variables that an optimizer is built for, so the adapter stores them.
-        if not self.is_built:
+        if not self._is_built:
             self._variables = [weakref.ref(variable) for variable in variables]
         with tf.init_scope():
             inner.build(variables)
 
     @property
-    def is_built(self) -> bool:
+    def _is_built(self) -> bool:
         return getattr(self.inner, "_built", False)
 
     def known_variables(self) -> list[Any] | None:
         variables = [each() for each in self._variables]
         return variables if variables and all(each is not None for each in variables) else None
 
-    def gradients(
+    def _gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
         # The inner optimizer's `compute_gradients` has no `grad_loss` argument.
         if grad_loss is not None:
-            return super().gradients(loss, variables, grad_loss, tape)
+            return super()._gradients(loss, variables, grad_loss, tape)
         return self.inner.compute_gradients(loss, variables, tape)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         grads_and_vars = list(zip(gradients, variables))
-        if self.takes("skip_gradients_aggregation"):
-            return self.inner.apply_gradients(grads_and_vars, skip_gradients_aggregation=True, **kwargs)
-        with family.already_summed():
+        if self._takes("skip_gradients_aggregation"):
+            kwargs = {**kwargs, "skip_gradients_aggregation": True}
+        with family.without_summing(self.inner, "aggregate_gradients"):
             return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
     def count_skipped_step(self) -> Any:
@@ -116,7 +110,7 @@ class Family(family.Family):
         with tf.control_dependencies(operations(started)):
             return [started, super().count_skipped_step()]
 
-    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+    def _replica_variables(self) -> Iterable[tuple[Any, str]]:
         return [(self.inner, "_iterations")]
 
     def hyperparameter_names(self) -> tuple[str, ...]:
@@ -126,7 +120,7 @@ class Family(family.Family):
         # If TensorFlow 2 behavior is disabled, Keras 2's `fit` reads the config in order to create a legacy optimizer
         # from it. In a TF1 graph the inner optimizer cannot train, so raise an error that names alternatives.
         if not tf.__internal__.tf2.enabled():
-            self.require_graph_mode()
+            self._require_graph_mode()
         return tf_keras.optimizers.serialize(self.inner)
 
     @classmethod
@@ -137,16 +131,17 @@ class Family(family.Family):
         classes.update(custom_objects or {})
         return tf_keras.optimizers.deserialize(config, custom_objects=classes)
 
-    def copied(self, memo: dict[int, Any]) -> Any:
+    def _copied(self, memo: dict[int, Any]) -> Any:
         # A tf_keras optimizer refers to its strategy. A strategy cannot be copied, so the copy of the optimizer refers
         # to the same strategy.
         strategy = self.inner._distribution_strategy
         memo[id(strategy)] = strategy
-        return super().copied(memo)
+        return super()._copied(memo)
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale")
-class LossScaleOptimizer(
+@registry.named
+class TFKerasWrapper(
     optimizer.LossScaleOptimizer,
     tf.__internal__.tracking.DelegatingTrackableMixin,
     tf_keras.optimizers.Optimizer,
@@ -154,17 +149,18 @@ class LossScaleOptimizer(
 ):
     """The wrapper around an optimizer from `tf_keras.optimizers`."""
 
-    _family_class = Family
-    _family: Family
+    _family_class = TFKerasFamily
+    _family: TFKerasFamily
     # tf_keras checks this attribute before it wraps an optimizer in its own LossScaleOptimizer.
     _is_wrapped_by_loss_scale_optimizer = True
 
     def _init_base(self) -> None:
-        # A subclass of this wrapper may override `aggregate_gradients`, for example to average over processes.
-        if type(self).aggregate_gradients is not LossScaleOptimizer.aggregate_gradients:
-            self._family.own_aggregation = self.aggregate_gradients
         if self._optimizer._mesh:
-            _move_to_mesh(self._loss_scale, self._optimizer._mesh)
+            _move_to_mesh(self.scaler, self._optimizer._mesh)
+
+    def _own_sum(self) -> Any:
+        # A subclass of this wrapper may override `aggregate_gradients`, for example to average over processes.
+        return family.overridden(self, "aggregate_gradients", TFKerasWrapper)
 
     aggregate_gradients = of_inner(tf_keras.optimizers.Optimizer.aggregate_gradients)
 
@@ -177,6 +173,9 @@ class LossScaleOptimizer(
         Keras 2's `fit` calls `get_updates` only in TF1 graphs.
         """
         return [self.apply_gradients(list(zip(self.get_gradients(loss, params), params)))]
+
+
+LossScaleOptimizer = TFKerasWrapper
 
 
 def _move_to_mesh(loss_scale: Any, mesh: Any) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import family, optimizer, saving
+from tf_lossscale.wrapper import family, optimizer, registry, saving
 from tf_lossscale.wrapper.checks import CLIPS, without_none
 from tf_lossscale.wrapper.forwarding import of_inner
 
@@ -32,20 +32,20 @@ _ALWAYS_AGGREGATING = (
 variables.tell_of_new(tf_keras.__internal__.backend.track_variable)
 
 
-class Family(family.Family):
+class LegacyFamily(family.Family):
     """The adapter for `tf_keras.optimizers.legacy`."""
 
-    writes_variables_directly = False
-    saving = tf_keras.saving
-    takes_empty_steps = True
-    returns_operations = True
-    slots_need_gradients = True
-    options: tuple[str, ...] = CLIPS
+    _writes_variables_directly = False
+    _saving = tf_keras.saving
+    _takes_empty_steps = True
+    _returns_operations = True
+    _slots_need_gradients = True
+    _options: tuple[str, ...] = CLIPS
     delegated: tuple[str, ...] = (
         *(*CLIPS, "gradient_aggregator", "gradient_transformers", "_hyper", "_weights", "_slots"),
         *("_hypers_created", "_initial_decay", "_distribution_strategy", "_use_locking"),
     )
-    name_attribute: str | None = "_name"
+    _name_attribute: str | None = "_name"
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
@@ -56,48 +56,36 @@ class Family(family.Family):
         with tf.name_scope(inner._name), tf.init_scope():
             inner._create_all_weights(variables)
 
-    def gradients(
+    def _gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Any, Any]]:
         return self.inner._compute_gradients(loss, variables, grad_loss, tape)
 
-    def set_options(self, wanted: dict[str, Any]) -> None:
-        super().set_options(wanted)
-        family.sum_unless_already(self.inner, "_transform_unaggregated_gradients", "_aggregate_gradients")
+    # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum gradients over
+    # workers without a distribution strategy, at any time. Each step looks for such a method.
 
-    def reduces_itself(self, variables: list[Any]) -> bool:
-        transforms = type(self.inner)._transform_unaggregated_gradients
-        return (
-            super().reduces_itself(variables)
-            or self._aggregates_itself
-            or transforms is not _Optimizer._transform_unaggregated_gradients
-        )
+    def _own_sum(self) -> Any:
+        has_own_aggregator = self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
+        own_sum = family.overridden(self.inner, "_aggregate_gradients", _Optimizer)
+        return self.inner._aggregate_gradients if has_own_aggregator else own_sum
 
-    @property
-    def _aggregates_itself(self) -> bool:
-        # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum gradients over
-        # workers without a distribution strategy. The aggregator can be replaced at any time, so it is checked in each
-        # step.
-        return (
-            type(self.inner)._aggregate_gradients is not _Optimizer._aggregate_gradients
-            or self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
-        )
+    def _reduces_itself(self, variables: list[Any]) -> bool:
+        transform = family.overridden(self.inner, "_transform_unaggregated_gradients", _Optimizer)
+        return transform is not None or super()._reduces_itself(variables)
 
-    def reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any = None) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        if self._aggregates_itself and self.own_aggregation is None:
-            return without_none(self.inner._aggregate_gradients, gradients, variables)
-        return super().reduce(gradients, variables)
+        return super()._reduce(gradients, variables, own_sum)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         grads_and_vars = list(zip(gradients, variables))
-        takes = self.takes("experimental_aggregate_gradients")
+        takes = self._takes("experimental_aggregate_gradients")
         if takes and not isinstance(tf.distribute.get_strategy(), _ALWAYS_AGGREGATING):
-            return self.inner.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False, **kwargs)
-        with family.already_summed():
+            kwargs = {**kwargs, "experimental_aggregate_gradients": False}
+        with family.without_summing(self.inner, "_transform_unaggregated_gradients", "_aggregate_gradients"):
             return self.inner.apply_gradients(grads_and_vars, **kwargs)
 
-    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+    def _replica_variables(self) -> Iterable[tuple[Any, str]]:
         return [(self.inner, name) for name, part in vars(self.inner).items() if isinstance(part, tf.Variable)]
 
     def hyperparameter_names(self) -> tuple[str, ...]:
@@ -113,22 +101,19 @@ class Family(family.Family):
 
 
 @tf_keras.saving.register_keras_serializable("tf_lossscale.legacy")
-class LossScaleOptimizer(
-    optimizer.LossScaleOptimizer,
-    _Wrapper,
-):
+@registry.named
+class LegacyWrapper(optimizer.LossScaleOptimizer, _Wrapper):
     """The wrapper around an optimizer from `tf_keras.optimizers.legacy`."""
 
-    _family_class = Family
-    _family: Family
+    _family_class = LegacyFamily
+    _family: LegacyFamily
     # tf_keras checks this attribute before it wraps an optimizer in its own LossScaleOptimizer.
     _is_wrapped_by_loss_scale_optimizer = True
     _HAS_AGGREGATE_GRAD = True
 
-    def _init_base(self) -> None:
+    def _own_sum(self) -> Any:
         # A subclass of this wrapper may override `_aggregate_gradients`, for example to average over processes.
-        if type(self)._aggregate_gradients is not LossScaleOptimizer._aggregate_gradients:
-            self._family.own_aggregation = self._aggregate_gradients
+        return family.overridden(self, "_aggregate_gradients", LegacyWrapper)
 
     def get_gradients(self, loss: tf.Tensor, params: list[Any]) -> list[Any]:
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
@@ -195,6 +180,9 @@ class LossScaleOptimizer(
             return self._optimizer._create_or_restore_slot_variable(
                 slot_variable_position, slot_name, variable, **kwargs
             )
+
+
+LossScaleOptimizer = LegacyWrapper
 
 
 def _require_number(name: str, value: Any) -> None:

@@ -61,11 +61,11 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
     @property
     def loss_scale(self) -> Any:
         """The `LossScale` object. Call it to get the current scale, or use it as a tensor."""
-        return self._loss_scale
+        return self.scaler
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration, from which `from_config` creates an equivalent optimizer."""
-        return {"optimizer": self._inner_config(), "loss_scale": config_of(self._loss_scale)}
+        return {"optimizer": self._inner_config(), "loss_scale": config_of(self.scaler)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:

@@ -7,10 +7,9 @@ import contextlib
 import copy
 import functools
 import inspect
-import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -72,7 +71,7 @@ class Family(abc.ABC):
     # Building. --------------------------------------------------------------------------------------------------
 
     #: Whether the optimizer creates slots only for variables that have a gradient, as legacy and TF1 optimizers do.
-    slots_need_gradients = False
+    _slots_need_gradients = False
 
     @abc.abstractmethod
     def build(self, variables: list[Variable]) -> None:
@@ -83,7 +82,7 @@ class Family(abc.ABC):
         previous step.
         """
 
-    def ensure_built(self, variables: list[Variable]) -> bool:
+    def _ensure_built(self, variables: list[Variable]) -> bool:
         """Call `build`, except in eager mode without a strategy if the variables are the same as last time.
 
         Return whether `build` was called.
@@ -92,17 +91,17 @@ class Family(abc.ABC):
         same = [last() is variable for last, variable in zip(self._built_for, variables)]
         if remembers and len(self._built_for) == len(variables) and all(same):
             return False
-        if self.writes_variables_directly and replicas.several_replicas():
+        if self._writes_variables_directly and replicas.several_replicas():
             _require_copies(self.inner)
         self.build(variables)
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
         return True
 
     #: Whether `apply` writes the optimizer's variables without a merge call. If so, each replica needs a copy of them.
-    writes_variables_directly = True
+    _writes_variables_directly = True
 
     @property
-    def is_built(self) -> bool:
+    def _is_built(self) -> bool:
         """Whether the optimizer has created its slots. Options can be set only before that."""
         return False
 
@@ -114,23 +113,20 @@ class Family(abc.ABC):
 
     #: Whether a step sums the gradients over the replicas. If False, the library leaves the summing to the caller.
     sums_over_replicas = True
-    #: A user-defined function that sums gradients over the replicas. It takes and returns (gradient, variable) pairs.
-    #: None if the strategy sums the gradients.
-    own_aggregation: Callable[..., Any] | None = None
     #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
-    takes_empty_steps = False
+    _takes_empty_steps = False
     #: Whether the family's optimizers return the operations that a session runs to apply an update in a TF1 graph.
-    returns_operations = False
+    _returns_operations = False
     #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.
-    apply_takes_unscaled = False
+    _apply_takes_unscaled = False
 
-    def gradients(
+    def _gradients(
         self, loss: tf.Tensor, variables: list[Variable], grad_loss: Any, tape: tf.GradientTape
     ) -> list[tuple[Gradient, Variable]]:
         """Compute the gradients of a scaled loss, and return (gradient, variable) pairs."""
         return list(zip(tape.gradient(loss, tensors_of(variables), grad_loss), variables))
 
-    def overwrites(self, variable: Variable) -> bool:
+    def _overwrites(self, variable: Variable) -> bool:
         """Return whether the optimizer replaces a variable's value with the gradient.
 
         Such a gradient does not depend on the loss scale, so it must not be unscaled.
@@ -138,15 +134,15 @@ class Family(abc.ABC):
         del variable
         return False
 
-    def unless_overwritten(
+    def _unless_overwritten(
         self, change: Callable[..., list[Any]], gradients: list[Any], variables: list[Any]
     ) -> list[Any]:
         """Apply `change` to gradients and variables. Gradients that overwrite their variables stay as they are."""
-        overwritten = [self.overwrites(variable) for variable in variables]
+        overwritten = [self._overwrites(variable) for variable in variables]
         changed = change([None if new else g for g, new in zip(gradients, overwritten)], variables)
         return [g if new else other for g, other, new in zip(gradients, changed, overwritten)]
 
-    def unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
+    def _unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         """Divide gradients by the factor that the loss was multiplied by.
 
         `variables` are the gradients' variables if the gradients are about to be applied, otherwise None.
@@ -154,16 +150,26 @@ class Family(abc.ABC):
         del variables
         return scaling.unscale(gradients, factor)
 
-    def reduces_itself(self, variables: list[Variable]) -> bool:
-        """Return whether `reduce` does more than sum the gradients, so that they may differ between the replicas."""
+    def _reduces_itself(self, variables: list[Variable]) -> bool:
+        """Return whether `_reduce` does more than sum the gradients, so that they may differ between the replicas."""
         del variables
-        return self.own_aggregation is not None
+        return self._own_sum() is not None
 
-    def reduce(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
-        """Sum the gradients over the replicas. Called in a replica context."""
-        if self.own_aggregation is not None:
-            return without_none(self.own_aggregation, gradients, variables)
+    def _reduce(
+        self, gradients: list[Gradient], variables: list[Variable], own_sum: Callable[..., Any] | None = None
+    ) -> list[Gradient]:
+        """Sum the gradients over the replicas, with `own_sum` if it is not None. Called in a replica context."""
+        own_sum = own_sum or self._own_sum()
+        if own_sum is not None:
+            return without_none(own_sum, gradients, variables)
         return replicas.sum_over_replicas(gradients)
+
+    def _own_sum(self) -> Callable[..., Any] | None:
+        """Return a user's method of the optimizer that sums gradients over the replicas or workers, or None.
+
+        The method takes and returns (gradient, variable) pairs.
+        """
+        return None
 
     # Applying. --------------------------------------------------------------------------------------------------
 
@@ -171,9 +177,9 @@ class Family(abc.ABC):
     def apply(self, gradients: list[Gradient], variables: list[Variable], **kwargs: Any) -> Any:
         """Apply gradients that are already summed over the replicas, without summing them again."""
 
-    def require_graph_mode(self) -> None:
+    def _require_graph_mode(self) -> None:
         """Raise an error if a TF1 graph is being built and the optimizer cannot train in it."""
-        if not self.returns_operations and not runs_in_order():
+        if not self._returns_operations and not runs_in_order():
             inner = type(self.inner)
             raise RuntimeError(
                 f"{inner.__module__}.{inner.__name__} cannot train in graph mode: a Session would run only part of "
@@ -181,7 +187,7 @@ class Family(abc.ABC):
                 "into a tf.function, or leave out tf.compat.v1.disable_eager_execution() and disable_v2_behavior()."
             )
 
-    def takes(self, keyword: str) -> bool:
+    def _takes(self, keyword: str) -> bool:
         """Return whether `apply` accepts a keyword argument, which a family may pass on to the optimizer."""
         own, passes_on = _keywords(type(self).apply)
         if keyword in own or not passes_on:
@@ -194,15 +200,15 @@ class Family(abc.ABC):
         """Increment the optimizer's step count after a skipped step."""
         return self.inner.iterations.assign_add(1)
 
-    def start_averages(self) -> Any:
+    def _start_averages(self) -> Any:
         """When a step is skipped, initialize state that the optimizer otherwise initializes in its first step."""
         return None
 
-    def result(self) -> Any:
+    def _result(self) -> Any:
         """Return the value that the wrapper's `apply_gradients` returns in eager mode."""
         return None
 
-    def replica_variables(self) -> Iterable[tuple[Any, str]]:
+    def _replica_variables(self) -> Iterable[tuple[Any, str]]:
         """Return an (object, attribute name) pair for each variable that every replica updates independently."""
         return ()
 
@@ -211,9 +217,9 @@ class Family(abc.ABC):
     #: Attributes of the optimizer that can be read and set on the wrapper, in addition to hyperparameters.
     delegated: tuple[str, ...] = ()
     #: Keyword arguments of the wrapper's constructor that are set as attributes of the inner optimizer.
-    options: tuple[str, ...] = ()
+    _options: tuple[str, ...] = ()
     #: The attribute of the optimizer that the constructor argument `name` sets, or None if `name` is not accepted.
-    name_attribute: str | None = None
+    _name_attribute: str | None = None
 
     @property
     def learning_rate_name(self) -> str:
@@ -230,21 +236,21 @@ class Family(abc.ABC):
         """Return the names of the optimizer's hyperparameters other than `learning_rate`."""
         return tuple(getattr(self.inner, "hyperparameter_names", ()))
 
-    def checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Check constructor options, and return the attributes to set on the optimizer, without setting them.
 
         `name` is removed from `given`.
         """
-        name = None if self.name_attribute is None else checks.take_name(given)
-        wanted = checks.checked_options(self.inner, given, self.options)
-        if wanted and self.is_built:
+        name = None if self._name_attribute is None else checks.take_name(given)
+        wanted = checks.checked_options(self.inner, given, self._options)
+        if wanted and self._is_built:
             raise ValueError(
                 f"`{next(iter(wanted))}` must be set before the inner {type(self.inner).__name__} is built, but it "
                 "is already built. Wrap the optimizer before its first step."
             )
-        return wanted if name is None else {**wanted, self.name_attribute: name}  # type: ignore[dict-item]
+        return wanted if name is None else {**wanted, self._name_attribute: name}  # type: ignore[dict-item]
 
-    def set_options(self, wanted: dict[str, Any]) -> None:
+    def _set_options(self, wanted: dict[str, Any]) -> None:
         """Set the options on the optimizer."""
         for name, value in wanted.items():
             setattr(self.inner, name, value)
@@ -252,7 +258,7 @@ class Family(abc.ABC):
     # Configs and copies. ----------------------------------------------------------------------------------------
 
     #: The library's module with `get_registered_name` and `get_registered_object`, which find registered classes.
-    saving: Any = None
+    _saving: Any = None
 
     def config(self) -> Any:
         """Return the optimizer's config."""
@@ -264,50 +270,31 @@ class Family(abc.ABC):
         del config, custom_objects
         raise _without_config("The inner optimizer")
 
-    def copied(self, memo: dict[int, Any]) -> Any:
+    def _copied(self, memo: dict[int, Any]) -> Any:
         """Return a deep copy of the optimizer, including its state."""
         return copy.deepcopy(self.inner, memo)
 
-    def parts_changed(self) -> Any:
+    def _parts_changed(self) -> Any:
         """If the library caches a list of the objects that the optimizer tracks, delete this list."""
         return None
 
 
-class _Applying(threading.local):
-    #: The number of nested `already_summed` blocks that the thread is in.
-    depth = 0
+def overridden(optimizer: Any, method: str, base: type) -> Any:
+    """Return a method of an optimizer, or None if it is the method of the library's class `base`.
 
-
-_applying = _Applying()
-
-
-@contextlib.contextmanager
-def already_summed() -> Iterator[None]:
-    """In a `with` block, the functions that `sum_unless_already` installed return gradients as they are."""
-    _applying.depth += 1
-    try:
-        yield
-    finally:
-        _applying.depth -= 1
-
-
-def sum_unless_already(optimizer: Any, *methods: str) -> None:
-    """Install methods on an optimizer that sum gradients over the replicas, except in an `already_summed` block.
-
-    They replace methods of its class that take and return (gradient, variable) pairs.
+    The method may come from a subclass or a mixin, or be an attribute of the object.
     """
-    for method in methods:
-        optimizer.__dict__.setdefault(method, _SumUnlessAlready(optimizer, method))
+    found = getattr(optimizer, method)
+    return None if getattr(found, "__func__", None) is getattr(base, method) else found
 
 
-class _SumUnlessAlready:
-    def __init__(self, optimizer: Any, method: str):
-        self._optimizer, self._method = optimizer, method
+def without_summing(optimizer: Any, *methods: str) -> contextlib.AbstractContextManager[None]:
+    """In a `with` block, let methods that sum (gradient, variable) pairs over the replicas return them as they are."""
+    return replicas.overriding(optimizer, **dict.fromkeys(methods, _unchanged))
 
-    def __call__(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        if _applying.depth:
-            return list(grads_and_vars)
-        return getattr(type(self._optimizer), self._method)(self._optimizer, grads_and_vars, *args, **kwargs)
+
+def _unchanged(grads_and_vars: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    return list(grads_and_vars)
 
 
 def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:

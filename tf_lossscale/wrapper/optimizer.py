@@ -176,7 +176,7 @@ class LossScaleOptimizer(Saving):
         )
         diagnosis = checks.diagnosis(diagnose, scale)
         family = wrapper_class._family_class(inner_optimizer)
-        chosen = family.checked_options(kwargs)
+        chosen = family._checked_options(kwargs)
         # If the constructor raises an error, the inner optimizer must be unchanged. `_save_scale_with_inner` can raise
         # an error, but only before it changes the inner optimizer. The statements after it cannot raise errors.
         scale.prepare()
@@ -194,7 +194,7 @@ class LossScaleOptimizer(Saving):
             _variable_names=weakref.WeakValueDictionary(),
         )
         self._save_scale_with_inner()
-        family.set_options(chosen)
+        family._set_options(chosen)
         self._init_base()
         registry.mark(self)
 
@@ -219,6 +219,10 @@ class LossScaleOptimizer(Saving):
 
     def _init_base(self) -> None:
         """Set the attributes that base classes from the inner optimizer's library need."""
+
+    def _own_sum(self) -> Callable[..., Any] | None:
+        """Return a user's method of the wrapper that sums (gradient, variable) pairs over the replicas, or None."""
+        return None
 
     # Scaling and unscaling. ------------------------------------------------------------------------------------------
 
@@ -327,7 +331,7 @@ class LossScaleOptimizer(Saving):
         """
         grads = list(grads)
         self._contract.require_scaled(grads, self.scaler)
-        unscaled = self._family.unscale(grads, self._factor_of_gradients(grads))
+        unscaled = self._family._unscale(grads, self._factor_of_gradients(grads))
         self._contract.called("get_unscaled_gradients")
         contract.mark(grads, self.scaler, True)
         contract.mark(unscaled, self.scaler, False)
@@ -365,7 +369,7 @@ class LossScaleOptimizer(Saving):
             factor = self._times_own(self.scaler._current())
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
             self._contract.unscaled_inside()
-            return self._family.unscale(gradients, factor)
+            return self._family._unscale(gradients, factor)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = loss_fn(*args, **kwargs)
@@ -382,7 +386,7 @@ class LossScaleOptimizer(Saving):
 
     def _unscaled(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         # A gradient that is a variable's new value does not depend on the scale.
-        return self._family.unless_overwritten(
+        return self._family._unless_overwritten(
             lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
         )
 
@@ -437,7 +441,7 @@ class LossScaleOptimizer(Saving):
             loss = loss() if callable(loss) else loss
             variables = as_list(var_list()) if callable(var_list) else var_list
             scaled_loss = self.get_scaled_loss(loss)
-        pairs = self._family.gradients(scaled_loss, variables, grad_loss, tape)
+        pairs = self._family._gradients(scaled_loss, variables, grad_loss, tape)
         variables = [variable for _, variable in pairs]
         return list(zip(self._unscaled([gradient for gradient, _ in pairs], variables), variables))
 
@@ -588,7 +592,7 @@ class LossScaleOptimizer(Saving):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        decision = self._contract.decide_for_apply(grads, self.scaler, self._family.apply_takes_unscaled)
+        decision = self._contract.decide_for_apply(grads, self.scaler, self._family._apply_takes_unscaled)
         result = self._take(self._prepared(grads, variables, decision))
         return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
@@ -597,7 +601,7 @@ class LossScaleOptimizer(Saving):
         if tf.distribute.in_cross_replica_context():
             raise replicas.not_in_replica_context("apply_gradients")
         gradients, variables = unzip(grads_and_vars)
-        if gradients or not self._family.takes_empty_steps:
+        if gradients or not self._family._takes_empty_steps:
             require_fitting(gradients, variables)
         if keywords:
             self._require_keywords(keywords)
@@ -614,30 +618,31 @@ class LossScaleOptimizer(Saving):
         """Unscale the gradients unless that was done, and return them with the functions that apply or skip them."""
         family, scaled = self._family, decision.scaled
         if not tf.executing_eagerly():
-            family.require_graph_mode()
-        trained = [v for g, v in zip(gradients, variables) if g is not None or not family.slots_need_gradients]
-        if family.ensure_built(trained):
+            family._require_graph_mode()
+        trained = [v for g, v in zip(gradients, variables) if g is not None or not family._slots_need_gradients]
+        if family._ensure_built(trained):
             self._warn_of_float16(trained)
             self._require_own_scale()
 
         def apply(gradients: list[Any]) -> Any:
-            with replicas.local_copies(family.replica_variables):
+            with replicas.local_copies(family._replica_variables):
                 return family.apply(gradients, variables, **(keywords or {}))
 
         def skip() -> list[Any]:
-            with replicas.local_copies(family.replica_variables):
-                started = family.start_averages()
+            with replicas.local_copies(family._replica_variables):
+                started = family._start_averages()
                 with tf.control_dependencies(operations(started)):
                     # If the caller passed unscaled gradients, `iterations` counts a skipped step, as in TensorFlow 2.
                     # If the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
                     return [started, None if scaled else family.count_skipped_step()]
 
         if scaled:
-            gradients = family.unscale(gradients, self._factor_of_gradients(gradients), variables)
+            gradients = family._unscale(gradients, self._factor_of_gradients(gradients), variables)
         aggregate = aggregate and family.sums_over_replicas
-        if aggregate and family.reduces_itself(variables):
+        own_sum = self._own_sum() if aggregate else None
+        if aggregate and (own_sum is not None or family._reduces_itself(variables)):
             with replicas.explaining_refused_merge_calls():
-                gradients, aggregate = family.reduce(gradients, variables), False
+                gradients, aggregate = family._reduce(gradients, variables, own_sum), False
         return Update(gradients, apply, skip, aggregate, self._observer(variables), decision)
 
     def _take(self, update: Update) -> Any:
@@ -653,7 +658,7 @@ class LossScaleOptimizer(Saving):
         )
         self._record(update)
         if tf.executing_eagerly():
-            return self._family.result()
+            return self._family._result()
         return outcome if runs_in_order() else outcome.op
 
     def _record(self, update: Update) -> None:
@@ -692,7 +697,7 @@ class LossScaleOptimizer(Saving):
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise an error if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
         for name in kwargs:
-            if not self._family.takes(name):
+            if not self._family._takes(name):
                 raise TypeError(
                     f"apply_gradients() got an unexpected keyword argument '{name}': neither LossScaleOptimizer nor "
                     f"the inner {type(self._optimizer).__name__} takes it."

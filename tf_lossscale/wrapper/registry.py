@@ -7,10 +7,12 @@ import gc
 import importlib
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tf_lossscale import errors
 from tf_lossscale.libraries import keras_versions
+
+Cls = TypeVar("Cls", bound=type)
 
 
 class _Row(NamedTuple):
@@ -76,6 +78,12 @@ REGISTERED: dict[type, type] = {}
 def wrapper_class_in(adapter: str) -> type:
     """Import an adapter, a module in `families/` such as "keras3", and return its wrapper class."""
     return importlib.import_module(f"tf_lossscale.families.{adapter}").LossScaleOptimizer
+
+
+def named(wrapper_class: Cls) -> Cls:
+    """Decorate a wrapper class, so that files, reprs and `type(optimizer).__name__` call it LossScaleOptimizer."""
+    wrapper_class.__name__ = wrapper_class.__qualname__ = "LossScaleOptimizer"
+    return wrapper_class
 
 
 def wrapper_classes_of(library: str) -> list[type]:

@@ -89,7 +89,7 @@ class Saving(WithLossScale):
         """Return the arguments that determine the loss scale."""
         scale: Any = self.scaler
         if _has_config_of_user(scale):
-            saving = self._family.saving
+            saving = self._family._saving
             name = saving.get_registered_name(type(scale)) if saving else type(scale).__name__
             return {"loss_scale": {"class_name": name, "config": scale.get_config()}}
         self._warn_of_own_rule()
@@ -173,8 +173,8 @@ class Saving(WithLossScale):
         family, own = cls._family_class, None
         if isinstance(loss_scale, dict):
             own = custom_objects.get(name := loss_scale["class_name"])
-            if own is None and family is not None and family.saving:
-                own = family.saving.get_registered_object(name)
+            if own is None and family is not None and family._saving:
+                own = family._saving.get_registered_object(name)
         if own is None:
             return from_tf23(loss_scale)
         of_config = getattr(own, "from_config", lambda config: own(**config))
@@ -204,7 +204,7 @@ class Saving(WithLossScale):
         if there is not None or _has_state(scale):
             inner._track_trackable(scale, "loss_scale", overwrite=True)
             inner._handle_deferred_dependencies("loss_scale", scale)
-            self._family.parts_changed()
+            self._family._parts_changed()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
@@ -267,7 +267,7 @@ class Saving(WithLossScale):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new: Any = object.__new__(type(self))
         memo[id(self)] = new
-        memo[id(self._optimizer)] = self._family.copied(memo)
+        memo[id(self._optimizer)] = self._family._copied(memo)
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()

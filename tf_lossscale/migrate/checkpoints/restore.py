@@ -111,7 +111,7 @@ def restore(
     trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
     family: Any = families.family_of(target.inner)
-    if not family.is_built:
+    if not family._is_built:
         # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
         build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
         build([variable for variable, _ in trained])
