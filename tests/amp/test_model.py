@@ -67,7 +67,7 @@ def test_bad_managers_and_combinations_are_refused():
     model, wrapped = network(tf.keras), LossScaleOptimizer(sgd())
     for error, message, call in (
         (TypeError, r"TensorFlow 2\.3's argument", lambda: LossScaleOptimizer(sgd(), loss_scale="dynamic")),
-        (TypeError, "Its name is `loss_scale` now", lambda: LossScaleOptimizer(sgd(), loss_scale_manager=manager())),
+        (TypeError, "Pass loss_scale", lambda: LossScaleOptimizer(sgd(), loss_scale_manager=manager())),
         (ValueError, "Leave out", lambda: LossScaleOptimizer(sgd(), initial_scale=8, loss_scale=manager())),
         (ValueError, "growth_factor", lambda: LossScaleOptimizer(sgd(), loss_scale=manager(scale_factor=0.5))),
         (ValueError, "already", lambda: amp.Model(model, "mse", wrapped, loss_scale_manager=manager())),

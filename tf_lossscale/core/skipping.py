@@ -43,13 +43,8 @@ def step(
     apply: Callable[[list[Any]], object],
     skip: Callable[[], object] | None = None,
     aggregate: bool = True,
-    observe: Callable[[tf.Tensor, list[Any]], object] | None = None,
 ) -> Any:
-    """Take a step with a loss scale; see `LossScale.step`.
-
-    `observe` is called once at the end of a step that could be skipped, with the result of `check` and a list of values
-    for all gradients. Each value is finite if and only if its gradient is finite on all replicas.
-    """
+    """Take a step with a loss scale; see `LossScale.step`."""
     if tf.distribute.in_cross_replica_context():
         raise replicas.not_in_replica_context("step")
     # `keep_state` asks whether a step was taken or traced, and `change_rules` whether one was traced.
@@ -70,7 +65,7 @@ def step(
         agrees = aggregate or not replicas.several_replicas()
         to_check = gradients if agrees else _agreed(loss_scale, gradients)
         if not replicas.uses_merge_call():
-            return _decide(loss_scale, to_check, lambda: apply(gradients), skip, observe)
+            return _decide(loss_scale, to_check, lambda: apply(gradients), skip)
 
         # All replicas run the first replica's functions, each with its own gradients.
         def across_replicas(strategy: tf.distribute.Strategy, per_replica: list[Any], to_check: list[Any]) -> Any:
@@ -78,12 +73,12 @@ def step(
             local = strategy.experimental_local_results
             first = [None if each is None else local(each)[0] for each in to_check]
             apply_on_each = lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,))  # noqa: E731
-            return _decide(loss_scale, first, apply_on_each, skip, observe)
+            return _decide(loss_scale, first, apply_on_each, skip)
 
         return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, to_check))
 
 
-def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any, observe: Any) -> Any:
+def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
     """Apply or skip the step, count it, and move the scale."""
     applied = _checked(loss_scale, to_check)
 
@@ -103,7 +98,7 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any, observe
     with tf.control_dependencies(operations(branch)):
         moved = loss_scale.move(applied)
         _require_operations(loss_scale, moved)
-        return _after([branch, moved, observe and observe(applied, to_check)], applied)
+        return _after([branch, moved], applied)
 
 
 def _after(results: Any, applied: Any) -> Any:
@@ -140,19 +135,24 @@ def _agreed(loss_scale: Any, gradients: list[Any]) -> list[Any]:
     A value is finite if and only if its gradient is finite on all replicas. If `check` is overridden, the values are
     this replica's gradients, with infinity or NaN added to all values of a gradient that has one on any replica.
     """
+    kinds = kinds_on_all_replicas(gradients)
+    if not loss_scale._overrides("check"):
+        return kinds
+
+    def with_kind(gradient: Any, kind: Any) -> Any:
+        return scaling.over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
+
+    return list(map(with_kind, gradients, kinds))
+
+
+def kinds_on_all_replicas(gradients: list[Any]) -> list[Any]:
+    """Return a scalar for each gradient that is 0 if the gradient is finite on all replicas, else infinity or NaN."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return gradients
     [kinds] = replicas.all_reduce([tf.stack([nonfinite_kind(gradient) for gradient in present])])
     kind_of_each = iter(tf.unstack(kinds))
-    agreed = [None if gradient is None else next(kind_of_each) for gradient in gradients]
-    if not loss_scale._overrides("check"):
-        return agreed
-
-    def with_kind(gradient: Any, kind: Any) -> Any:
-        return scaling.over_values(lambda values: values + tf.cast(kind, values.dtype), gradient)
-
-    return list(map(with_kind, gradients, agreed))
+    return [None if gradient is None else next(kind_of_each) for gradient in gradients]
 
 
 def _require_operations(loss_scale: Any, moved: Any) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas
 from tf_lossscale.core.finite import nonfinite_kind
-from tf_lossscale.core.variables import Variables, unless, value_or_zero
+from tf_lossscale.core.variables import Variables, value_or_zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Diagnosis(Variables):
 
     >>> diagnosis = Diagnosis()
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
-    >>> _ = diagnosis.record(("kernel", "bias"), tf.constant(False), gradients, tf.constant(1, tf.int64))
+    >>> _ = diagnosis.record(("kernel", "bias"), gradients, tf.constant(1, tf.int64))
     >>> diagnosis.counts()["bias"].tolist()
     [1, 1, 1, 0]
     """
@@ -85,24 +85,20 @@ class Diagnosis(Variables):
             # `replicas.once`.
             replicas.once(lambda: self._make(names))
 
-    def record(
-        self, names: tuple[str, ...], are_finite: tf.Tensor, checked: list[Any], step: tf.Tensor
-    ) -> list[tf.Operation]:
-        """Record a step, unless all its gradients are finite.
+    def record(self, names: tuple[str, ...], checked: list[Any], step: tf.Tensor) -> Any:
+        """Record which gradients of a step are infinite or NaN.
 
         Args:
             names: the names of the trained variables, one for each gradient.
-            are_finite: bool scalar, whether all gradients of the step are finite.
             checked: for each gradient, a value that shows whether the gradient is infinite or NaN on any replica: its
                 `nonfinite_kind`, summed over the replicas, or the gradient itself.
             step: int64 scalar, the number of the step, starting from 1.
 
         Returns:
-            The operations that a session has to run in a TF1 graph.
+            The result of `assign`, which a session has to run in a TF1 graph.
         """
-        self.prepare(names)
         table = self._table(names)
-        return unless(are_finite, lambda: table.assign(_after(value_or_zero(table), checked, step)))
+        return table.assign(_after(value_or_zero(table), checked, step))
 
     def counts(self) -> dict[str, np.ndarray]:
         """Return a dict that maps variable names to [bad steps, last bad step, steps with infinity, steps with NaN].

@@ -162,6 +162,7 @@ DEFAULTS: dict[str, Any] = {
 }
 # Maps other loss scalers' keywords to the equivalent arguments of `LossScaleOptimizer`, for error messages.
 _ELSEWHERE = {
+    "loss_scale_manager": "loss_scale",
     "init_scale": "initial_scale",
     "initial_loss_scale": "initial_scale",
     "init_loss_scale": "initial_scale",

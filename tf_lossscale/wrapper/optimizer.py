@@ -42,13 +42,12 @@ class _SignatureOfInit:
 
 
 class Update(NamedTuple):
-    """What an optimizer passes to a step of its loss scale; see `core.skipping.step`."""
+    """The arguments that an optimizer passes to `LossScale.step`, and what was decided about its gradients."""
 
     gradients: list[Any]
     apply: Callable[[list[Any]], object]
     skip: Callable[[], object]
     aggregate: bool
-    observe: Callable[[tf.Tensor, list[Any]], object] | None
     decision: contract.Decision
 
 
@@ -643,7 +642,14 @@ class LossScaleOptimizer(Saving):
         if aggregate and (own_sum is not None or family._reduces_itself(variables)):
             with replicas.explaining_refused_merge_calls():
                 gradients, aggregate = family._reduce(gradients, variables, own_sum), False
-        return Update(gradients, apply, skip, aggregate, self._observer(variables), decision)
+        if self._diagnosis is None or not variables:
+            return Update(gradients, apply, skip, aggregate, decision)
+        checked = gradients
+        if aggregate:
+            checked = gradients = replicas.sum_over_replicas(gradients)
+        elif replicas.several_replicas():
+            checked = skipping.kinds_on_all_replicas(gradients)
+        return Update(gradients, *self._recording(variables, checked, apply, skip), False, decision)
 
     def _take(self, update: Update) -> Any:
         """Let the loss scale apply or skip the update, and return the result of `apply_gradients`."""
@@ -653,9 +659,8 @@ class LossScaleOptimizer(Saving):
                 "Step with all optimizers at once: shared.apply_gradients([(optimizer, grads_and_vars), ...]). "
                 "compute_gradients(loss, variables) returns such pairs."
             )
-        outcome = skipping.step(
-            self.scaler, update.gradients, update.apply, update.skip, update.aggregate, update.observe
-        )
+        # A user's rule may have an attribute that is called `step`.
+        outcome = type(self.scaler).step(self.scaler, update.gradients, update.apply, update.skip, update.aggregate)
         self._record(update)
         if tf.executing_eagerly():
             return self._family._result()

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tf_lossscale.core import replicas, skipping
+from tf_lossscale.core import replicas
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import do_not_convert
 
@@ -83,15 +83,11 @@ class SharedLossScale(DynamicLossScale):
         def of_each(values: list[Any]) -> Iterable[tuple[Any, list[Any]]]:
             return zip(updates, [values[start:end] for start, end in zip([0, *ends], ends)])
 
-        applied = skipping.step(
-            self,
+        applied = self.step(
             [gradient for of_one in gradients for gradient in of_one],
             lambda values: [update.apply(own) for update, own in of_each(values)],
             lambda: [update.skip() for update in updates],
             aggregate,
-            lambda applied, checked: [
-                update.observe(applied, own) for update, own in of_each(checked) if update.observe is not None
-            ],
         )
         for (optimizer, _), update in zip(pairs, updates):
             optimizer._record(update)

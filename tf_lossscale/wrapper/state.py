@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale.core.dynamic import DynamicLossScale
-from tf_lossscale.core.finite import all_finite
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.overflow import Diagnosis, Overflow, OverflowReport
 from tf_lossscale.libraries import keras_versions
@@ -193,20 +192,25 @@ class WithLossScale(Forwarding):
                 self._variable_names[name] = tensor
         return tuple(names[id(tensor)] for tensor in tensors)
 
-    def _observer(self, variables: list[Any]) -> Callable[[tf.Tensor, list[Any]], Any] | None:
-        """Return the function that records a step for `overflow_report`. Without `diagnose=True`, return None."""
-        diagnosis, scaler = self._diagnosis, self.scaler
-        if diagnosis is None or not variables:
-            return None
-        names = self._names_in_reports(variables)
+    def _recording(
+        self, variables: list[Any], checked: list[Any], apply: Callable[[list[Any]], Any], skip: Callable[[], Any]
+    ) -> tuple[Callable[[list[Any]], Any], Callable[[], Any]]:
+        """Return `apply` and `skip` functions that also record the overflows for `overflow_report`.
+
+        A value in `checked` is infinite or NaN if its gradient is infinite or NaN on any replica.
+        """
+        diagnosis: Any = self._diagnosis
+        names, scaler = self._names_in_reports(variables), self.scaler
         diagnosis.prepare(names)
 
-        def observe(applied: tf.Tensor, checked: list[Any]) -> Any:
-            # A `check` of the user's may apply a step whose gradients are not finite.
-            are_finite = all_finite(checked) if scaler._overrides("check") else applied
-            return diagnosis.record(names, are_finite, checked, scaler.total_steps)
+        def skip_and_record() -> Any:
+            return [skip(), diagnosis.record(names, checked, scaler.total_steps)]
 
-        return observe
+        def apply_and_record(gradients: list[Any]) -> Any:
+            return [apply(gradients), diagnosis.record(names, checked, scaler.total_steps + 1)]
+
+        # A `check` of the user's may apply a step whose gradients are not finite.
+        return apply_and_record if scaler._overrides("check") else apply, skip_and_record
 
 
 def value_of(variable: Any) -> Any:
