@@ -17,8 +17,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     Rows of IndexedSlices with the same index are added up before the check, because their sum is what an optimizer
     applies.
     """
-    each = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    to_check = [tf.stack([each[i] for i in at]) if len(at) > 1 else each[at[0]] for at in alike(each)]
+    dense = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    to_check = [tf.stack([dense[i] for i in at]) if len(at) > 1 else dense[at[0]] for at in alike(dense)]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
     summed: list[tf.Tensor] = []

@@ -72,6 +72,8 @@ def runs_in_order() -> bool:
 
 def in_xla_context() -> bool:
     """Return whether XLA compiles the function that is being traced."""
+    if tf.executing_eagerly():
+        return False
     for graph in enclosing():
         # `_get_control_flow_context` is private, so a test asks for the result in each kind of function.
         context = graph._get_control_flow_context()

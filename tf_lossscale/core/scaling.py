@@ -105,14 +105,16 @@ def floating(gradients: Iterable[Any]) -> list[Any]:
 
     Raise an error if one is not of a floating-point dtype.
     """
-    kept = (tf.IndexedSlices, type(None))
-    tensors = [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in gradients]
-    for gradient in tensors:
+    tensors = []
+    for gradient in gradients:
+        if gradient is not None and not isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.convert_to_tensor(gradient)
         if gradient is not None and not gradient.dtype.is_floating:
             raise TypeError(
                 f"A gradient must be a floating-point tensor, but got dtype {gradient.dtype.name}. "
                 "Compute gradients only for floating-point variables."
             )
+        tensors.append(gradient)
     return tensors
 
 

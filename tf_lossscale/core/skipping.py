@@ -92,12 +92,16 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
 
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.
-        branch = apply_and_count() if bool(applied) else skip_and_count()
-    else:
-        branch = [tf.cond(applied, lambda: finished(apply_and_count()), lambda: finished(skip_and_count()))]
-    with tf.control_dependencies(operations(branch)):
+        _ = apply_and_count() if bool(applied) else skip_and_count()
+        return _after(loss_scale.move(applied), applied)
+    branch = tf.cond(applied, lambda: finished(apply_and_count()), lambda: finished(skip_and_count()))
+    with tf.control_dependencies([branch]):
         moved = loss_scale.move(applied)
-        _require_operations(loss_scale, moved)
+        if loss_scale._overrides("move") and not (runs_in_order() or operations(moved)):
+            raise TypeError(
+                f"{type(loss_scale).__name__}.move() must return the results of `assign` in a TF1 graph, where a "
+                f"session runs nothing else, but returned: {moved!r}."
+            )
         return _after([branch, moved], applied)
 
 
@@ -153,15 +157,6 @@ def kinds_on_all_replicas(gradients: list[Any]) -> list[Any]:
     [kinds] = replicas.all_reduce([tf.stack([nonfinite_kind(gradient) for gradient in present])])
     kind_of_each = iter(tf.unstack(kinds))
     return [None if gradient is None else next(kind_of_each) for gradient in gradients]
-
-
-def _require_operations(loss_scale: Any, moved: Any) -> None:
-    """Raise an error if a user's `move` returns nothing that a session could run."""
-    if not (runs_in_order() or operations(moved)) and loss_scale._overrides("move"):
-        raise TypeError(
-            f"{type(loss_scale).__name__}.move() must return the results of `assign` in a TF1 graph, where a session "
-            f"runs nothing else, but returned: {moved!r}."
-        )
 
 
 def _warn_of_stall(loss_scale: Any) -> Any:

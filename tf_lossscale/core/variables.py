@@ -59,8 +59,8 @@ class Variables(tf.Module):
 
     def _is_missing(self, name: str) -> bool:
         """Return whether the variable does not exist yet, or has no copies for the replicas."""
-        made = self._all().get(name)
-        return made is None or replicas.is_missing_copies(made)
+        made = self._weights.get((_graph_of_variables(), name))
+        return made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made))
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -110,13 +111,11 @@ class Keras3Family(family.Family):
         return self.inner._trainable_variables if self.inner.built else None
 
     def _reduces_itself(self, variables: list[Any]) -> bool:
-        return super()._reduces_itself(variables) or any(map(self._overwrites, variables))
+        return replicas.several_replicas() and any(map(self._overwrites, variables))
 
-    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any = None) -> list[Any]:
-        reduce = super()._reduce
-        return self._unless_overwritten(
-            lambda gradients, variables: reduce(gradients, variables, own_sum), gradients, variables
-        )
+    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any) -> list[Any]:
+        reduce = functools.partial(super()._reduce, own_sum=own_sum)
+        return self._unless_overwritten(reduce, gradients, variables)
 
     def _unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:
         if variables is None:
@@ -134,11 +133,12 @@ class Keras3Family(family.Family):
                 f"loss_scale_factor={self.inner.loss_scale_factor} was set on the inner {type(self.inner).__name__}, "
                 "which would divide the gradients once more. Set it on the LossScaleOptimizer."
             )
+        # Keras's own `apply_gradients` only calls `apply`, but a user may override `apply_gradients`.
+        override = family.overridden(self.inner, "apply_gradients", keras.optimizers.Optimizer)
         with contextlib.ExitStack() as stack:
-            for optimizer in _with_parts(self.inner):
-                stack.enter_context(family.without_summing(optimizer, "_all_reduce_sum_gradients"))
-            # Keras's own `apply_gradients` only calls `apply`, but a user may override `apply_gradients`.
-            override = family.overridden(self.inner, "apply_gradients", keras.optimizers.Optimizer)
+            if replicas.several_replicas() or self._own_sum():
+                for optimizer in _with_parts(self.inner):
+                    stack.enter_context(family.without_summing(optimizer, "_all_reduce_sum_gradients"))
             if override is None:
                 self.inner.apply(gradients, variables, **kwargs)
             else:

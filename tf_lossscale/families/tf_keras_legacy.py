@@ -71,9 +71,9 @@ class LegacyFamily(family.Family):
 
     def _reduces_itself(self, variables: list[Any]) -> bool:
         transform = family.overridden(self.inner, "_transform_unaggregated_gradients", _Optimizer)
-        return transform is not None or super()._reduces_itself(variables)
+        return transform is not None
 
-    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any = None) -> list[Any]:
+    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
         return super()._reduce(gradients, variables, own_sum)
 

@@ -63,6 +63,8 @@ _EAGER = _Place()
 
 def _places() -> list[_Place]:
     """Return the places of the functions being traced, innermost first, or the one of eager mode."""
+    if tf.executing_eagerly():
+        return [_EAGER]
     return [notes(function).setdefault(_Place, _Place()) for function in functions()] or [_EAGER]
 
 
@@ -109,8 +111,9 @@ class Contract:
     def record(self, decision: Decision) -> None:
         """Record an update. A step that raised an error is not recorded, so it can be repeated."""
         with self._lock:
-            for call in self._calls_in(decision.places):
-                call.is_followed = True
+            for place in decision.places:
+                if self in place.calls:
+                    place.calls[self].is_followed = True
             if decision.from_elsewhere:
                 self._decided.update(dict.fromkeys(decision.places, decision.scaled))
 
@@ -156,13 +159,14 @@ class Contract:
         decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
         # Another optimizer with the same loss scale may have scaled the loss.
         shared = isinstance(loss_scale, SharedLossScale)
-        needed = ("get_unscaled_gradients",) if shared else ("get_scaled_loss", "get_unscaled_gradients")
-        forgotten = [f"LossScaleOptimizer.{name}()" for name in needed if name not in self._ever]
+        forgotten = {"get_unscaled_gradients"} if shared else {"get_scaled_loss", "get_unscaled_gradients"}
+        forgotten -= self._ever
         only_skips = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
         if forgotten and "scale_loss" not in self._ever and not only_skips and marks != {_UNSCALED_BY_ANOTHER}:
+            names = " and ".join(f"LossScaleOptimizer.{name}()" for name in sorted(forgotten))
             self._say(
                 logging.warning,
-                f"You forgot to call {' and '.join(forgotten)} before calling LossScaleOptimizer.apply_gradients(). "
+                f"You forgot to call {names} before calling LossScaleOptimizer.apply_gradients(). "
                 "Small float16 gradients may become zero, or the gradients of every step may have the wrong scale. The "
                 "loop should be:\n"
                 "    with tf.GradientTape() as tape:\n"
@@ -286,6 +290,7 @@ class Contract:
 # be followed back to marked tensors.
 
 _MARK = "_marked_by_tf_lossscale"
+_NO_MARK = lambda: None, None
 _UNSCALED_BY_ANOTHER = (False, False)
 #: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
 _KEEPING_THE_SCALE = re.compile("Add(N|V2)?|Cast|Identity|Mean|Neg|Pack|Reshape|Squeeze|Sub|Sum")
@@ -300,14 +305,17 @@ def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
 
 def is_scaled(tensor: Any, loss_scale: Any = None) -> bool | None:
     """Return whether a tensor is marked as scaled or unscaled, by this loss scale if one is passed, or None."""
-    reference, scaled = getattr(tensor, _MARK, (None, None))
-    return scaled if loss_scale is None or (reference and reference() is loss_scale) else None
+    reference, scaled = getattr(tensor, _MARK, _NO_MARK)
+    return scaled if loss_scale is None or reference() is loss_scale else None
 
 
 def _marks_of(gradients: Iterable[Any], loss_scale: Any) -> set[tuple[bool | None, bool]]:
     """Return the marks of gradients, and whether each is of this loss scale. No other one may multiply a gradient."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    marks = {(is_scaled(gradient), is_scaled(gradient, loss_scale) is not None) for gradient in present}
+    marks = set()
+    for gradient in gradients:
+        if gradient is not None:
+            reference, scaled = getattr(gradient, _MARK, _NO_MARK)
+            marks.add((scaled, reference() is loss_scale))
     if (True, False) in marks:
         raise RuntimeError(
             "A gradient is multiplied by the loss scale of another LossScaleOptimizer, whose get_unscaled_gradients() "

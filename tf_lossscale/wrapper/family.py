@@ -151,15 +151,14 @@ class Family(abc.ABC):
         return scaling.unscale(gradients, factor)
 
     def _reduces_itself(self, variables: list[Variable]) -> bool:
-        """Return whether `_reduce` does more than sum the gradients, so that they may differ between the replicas."""
+        """Return whether `_reduce` does more than sum the gradients, even if no user sums them."""
         del variables
-        return self._own_sum() is not None
+        return False
 
     def _reduce(
-        self, gradients: list[Gradient], variables: list[Variable], own_sum: Callable[..., Any] | None = None
+        self, gradients: list[Gradient], variables: list[Variable], own_sum: Callable[..., Any] | None
     ) -> list[Gradient]:
         """Sum the gradients over the replicas, with `own_sum` if it is not None. Called in a replica context."""
-        own_sum = own_sum or self._own_sum()
         if own_sum is not None:
             return without_none(own_sum, gradients, variables)
         return replicas.sum_over_replicas(gradients)

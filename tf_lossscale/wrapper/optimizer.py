@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas, scaling, skipping
+from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.wrapper import checks, contract, registry
@@ -616,12 +616,7 @@ class LossScaleOptimizer(Saving):
     ) -> Update:
         """Unscale the gradients unless that was done, and return them with the functions that apply or skip them."""
         family, scaled = self._family, decision.scaled
-        if not tf.executing_eagerly():
-            family._require_graph_mode()
-        trained = [v for g, v in zip(gradients, variables) if g is not None or not family._slots_need_gradients]
-        if family._ensure_built(trained):
-            self._warn_of_float16(trained)
-            self._require_own_scale()
+        self._prepare_to_train(gradients, variables)
 
         def apply(gradients: list[Any]) -> Any:
             with replicas.local_copies(family._replica_variables):
@@ -638,29 +633,36 @@ class LossScaleOptimizer(Saving):
         if scaled:
             gradients = family._unscale(gradients, self._factor_of_gradients(gradients), variables)
         aggregate = aggregate and family.sums_over_replicas
-        own_sum = self._own_sum() if aggregate else None
-        if aggregate and (own_sum is not None or family._reduces_itself(variables)):
-            with replicas.explaining_refused_merge_calls():
-                gradients, aggregate = family._reduce(gradients, variables, own_sum), False
-        if self._diagnosis is None or not variables:
-            return Update(gradients, apply, skip, aggregate, decision)
-        checked = gradients
         if aggregate:
-            checked = gradients = replicas.sum_over_replicas(gradients)
-        elif replicas.several_replicas():
-            checked = skipping.kinds_on_all_replicas(gradients)
-        return Update(gradients, *self._recording(variables, checked, apply, skip), False, decision)
+            own_sum = self._own_sum() or family._own_sum()
+            if own_sum is not None or family._reduces_itself(variables):
+                with replicas.explaining_refused_merge_calls():
+                    gradients, aggregate = family._reduce(gradients, variables, own_sum), False
+        update = Update(gradients, apply, skip, aggregate, decision)
+        return update if self._diagnosis is None or not variables else self._recording(update, variables)
+
+    def _prepare_to_train(self, gradients: list[Any], variables: list[Any]) -> None:
+        """Create the optimizer's variables that do not exist yet."""
+        family, trained = self._family, variables
+        if not tf.executing_eagerly():
+            family._require_graph_mode()
+        if family._slots_need_gradients:
+            trained = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
+        if family._ensure_built(trained):
+            self._warn_of_float16(trained)
+            self._require_own_scale()
 
     def _take(self, update: Update) -> Any:
         """Let the loss scale apply or skip the update, and return the result of `apply_gradients`."""
-        if isinstance(self.scaler, SharedLossScale):
+        scaler = self.scaler
+        if isinstance(scaler, SharedLossScale):
             raise RuntimeError(
                 "This optimizer shares its loss scale with others, and one decision has to be made for all of them. "
                 "Step with all optimizers at once: shared.apply_gradients([(optimizer, grads_and_vars), ...]). "
                 "compute_gradients(loss, variables) returns such pairs."
             )
         # A user's rule may have an attribute that is called `step`.
-        outcome = type(self.scaler).step(self.scaler, update.gradients, update.apply, update.skip, update.aggregate)
+        outcome = type(scaler).step(scaler, update.gradients, update.apply, update.skip, update.aggregate)
         self._record(update)
         if tf.executing_eagerly():
             return self._family._result()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_lossscale.core import replicas
 from tf_lossscale.core.dynamic import DynamicLossScale
+from tf_lossscale.core.skipping import kinds_on_all_replicas
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.overflow import Diagnosis, Overflow, OverflowReport
 from tf_lossscale.libraries import keras_versions
@@ -192,25 +194,27 @@ class WithLossScale(Forwarding):
                 self._variable_names[name] = tensor
         return tuple(names[id(tensor)] for tensor in tensors)
 
-    def _recording(
-        self, variables: list[Any], checked: list[Any], apply: Callable[[list[Any]], Any], skip: Callable[[], Any]
-    ) -> tuple[Callable[[list[Any]], Any], Callable[[], Any]]:
-        """Return `apply` and `skip` functions that also record the overflows for `overflow_report`.
-
-        A value in `checked` is infinite or NaN if its gradient is infinite or NaN on any replica.
-        """
+    def _recording(self, update: Any, variables: list[Any]) -> Any:
+        """Return the update with functions that also record the overflows for `overflow_report`."""
         diagnosis: Any = self._diagnosis
         names, scaler = self._names_in_reports(variables), self.scaler
         diagnosis.prepare(names)
+        gradients = checked = update.gradients
+        if update.aggregate:
+            gradients = checked = replicas.sum_over_replicas(gradients)
+        elif replicas.several_replicas():
+            # Gradients that the caller has summed may differ between the replicas.
+            checked = kinds_on_all_replicas(gradients)
 
-        def skip_and_record() -> Any:
-            return [skip(), diagnosis.record(names, checked, scaler.total_steps)]
+        def skip() -> Any:
+            return [update.skip(), diagnosis.record(names, checked, scaler.total_steps)]
 
-        def apply_and_record(gradients: list[Any]) -> Any:
-            return [apply(gradients), diagnosis.record(names, checked, scaler.total_steps + 1)]
+        def apply(gradients: list[Any]) -> Any:
+            return [update.apply(gradients), diagnosis.record(names, checked, scaler.total_steps + 1)]
 
         # A `check` of the user's may apply a step whose gradients are not finite.
-        return apply_and_record if scaler._overrides("check") else apply, skip_and_record
+        apply_or_record = apply if scaler._overrides("check") else update.apply
+        return update._replace(gradients=gradients, apply=apply_or_record, skip=skip, aggregate=False)
 
 
 def value_of(variable: Any) -> Any:
