@@ -55,7 +55,7 @@ doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
 # TensorFlow keeps some memory for each traced function, so these are three runs, each of processes of its own.
-unit: UNIT := $(PYTEST) -p tools.summary -o console_output_style=classic -m "$(FIRST) and not ($(ON_DEMAND))"
+unit: UNIT := $(PYTEST) --durations=20 -o console_output_style=classic -m "$(FIRST) and not ($(ON_DEMAND))"
 unit: $(VENV)/.test
 	$(UNIT) tests --ignore=tests/wrapper
 	$(UNIT) tests/wrapper

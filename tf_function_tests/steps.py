@@ -63,7 +63,7 @@ class Step:
         rng = np.random.default_rng(0)
         made = [rng.standard_normal(BATCH.shape, np.float32)]
         for name, variable in zip(self.names, self._variables):
-            if len(variable.shape) and variable.dtype.is_floating:
+            if len(variable.shape) and tf.as_dtype(variable.dtype).is_floating:
                 value = rng.standard_normal(variable.shape, np.float32) * np.float32(variable.shape[-1] ** -0.5)
                 made.append(np.abs(value) if re.search(r"/v|v/|velocity", name) else value)
             else:

@@ -31,10 +31,7 @@ class Step(NamedTuple):
 
 PYTHON = ".venv/bin/python"
 PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-NUMERIC = (
-    *("tests/core", "tests/conformance", "tests/optimizers", "tests/amp", "tests/wrapper/test_jit_compile.py"),
-    *("tf_function_tests/test_jit_compile.py", "tf_function_tests/test_promises.py"),
-)
+NUMERIC = (*("tests/core", "tests/conformance", "tests/optimizers", "tests/amp", "tf_function_tests/test_promises.py"),)
 
 
 def numeric(instructions: str, kernels: int, threads: int) -> Step:
