@@ -46,7 +46,7 @@ def test_optimizers_of_tensorflow_1_are_refused_where_replicas_cannot_meet():
     family = next(each for each in ALL_FAMILIES if each.name == "tf1")
     strategy, weight, optimizer = made(family, "mirrored_2")
     step = step_of(strategy, optimizer, weight)
-    with strategies.apart(strategy), pytest.raises(RuntimeError, match=r"tf_keras\.optimizers, or leave out jit_comp"):
+    with strategies.apart(strategy), pytest.raises(RuntimeError, match=r"tf_keras\.optimizers, or do not compile"):
         tf.function(lambda: strategy.run(step))()
 
 

@@ -342,6 +342,25 @@ def test_a_loss_that_another_optimizer_scaled_is_refused(family, compiled, share
     assert second.numpy() == 1.0
 
 
+@pytest.mark.parametrize("order", ["own last", "own first", "alone"])
+def test_a_gradient_of_a_loss_that_another_optimizer_scaled_is_not_unscaled(order):
+    family, weight = ALL_FAMILIES[0], tf.Variable(1.0)
+    one, two = (LossScaleOptimizer(family.sgd(), initial_scale=scale) for scale in (1024.0, 256.0))
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = [one.get_scaled_loss(0.5 * weight)]
+            if order != "alone":
+                scaled.insert(len(scaled) * (order == "own last"), two.get_scaled_loss(0.25 * weight))
+        gradients = tape.gradient(scaled[0 if order != "own first" else 1], [weight])
+        one.apply_gradients(zip(two.get_unscaled_gradients(gradients), [weight]))
+
+    with pytest.raises(RuntimeError, match="a gradient of a loss that another LossScaleOptimizer scaled"):
+        step()
+    assert float(weight) == 1.0
+
+
 @all_families
 def test_an_update_whose_gradients_the_same_function_unscaled_restricts_no_later_calls(family):
     weight, optimizer = setup(family)

@@ -1,4 +1,4 @@
-"""Scales that are loaded from files. One that training could not go on with costs one skipped step."""
+"""Scales that are loaded or assigned. One that training could not go on with costs one skipped step, and is initial then."""
 
 import functools
 
@@ -10,8 +10,7 @@ from tests import loops
 from tests.families import FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, migrate
 
-# What is in the file, and the scale after the step that it costs, with initial_scale=64 and min_scale=2.
-BAD = {"inf": 64.0, "nan": 64.0, "0": 2.0}
+BAD = ("inf", "nan", "0")
 bad_scales = pytest.mark.parametrize("bad", BAD)
 
 
@@ -36,7 +35,7 @@ def require_training(optimizer, weight, bad):
     assert before["dynamic_counter"] == 5
     for _ in range(3):
         loops.step(optimizer, lambda: weight * 0.5, [weight])
-    assert float(optimizer.loss_scale) == BAD[bad]
+    assert float(optimizer.loss_scale) == 64.0
     assert optimizer.state()["skipped_steps"] == 1
     assert float(tf.convert_to_tensor(weight)) == 0.5
 
@@ -79,7 +78,7 @@ def fitted(family, suffix):
 
 @pytest.mark.table("keras3-0-.h5", "keras3-0-.keras", every=7)
 @pytest.mark.parametrize("suffix", [".h5", ".keras", ""])
-@pytest.mark.parametrize("bad", ["inf", "nan", "0"])
+@bad_scales
 @families
 def test_from_a_saved_model(family, bad, suffix, tmp_path):
     keras = family.keras
@@ -91,7 +90,7 @@ def test_from_a_saved_model(family, bad, suffix, tmp_path):
     model.save(tmp_path / f"model{suffix}")
     loaded = keras.models.load_model(tmp_path / f"model{suffix}")
     loaded.fit(np.ones((2, 2)), np.ones((2, 1)), epochs=3, verbose=0)
-    assert float(loaded.optimizer.loss_scale) == BAD[bad]
+    assert float(loaded.optimizer.loss_scale) == 64.0
     assert all(np.isfinite(weights).all() for weights in loaded.get_weights())
 
 
@@ -132,13 +131,37 @@ def test_one_that_nobody_could_look_at_costs_one_step(family, how):
 
     step = step if how == "eager" else tf.function(step, jit_compile=how == "XLA")
     step()
-    for times, bad in enumerate(["inf", "nan", "0"], 1):
+    for times, bad in enumerate(BAD, 1):
         optimizer._loss_scale.current_loss_scale.assign(float(bad))
         for _ in range(3):
             step()
-        assert float(optimizer.loss_scale) == BAD[bad]
+        assert float(optimizer.loss_scale) == 64.0
         assert optimizer.state()["skipped_steps"] == times
         assert float(weight) == 1 - (1 + 2 * times) * 0.25
+
+
+@pytest.mark.parametrize("bad", [0.0, -8.0, float("inf"), float("nan")])
+def test_in_eager_mode_every_unusable_scale_is_warned_of_and_set_to_the_initial_one(bad, warnings):
+    optimizer, weight = made(tf.keras.optimizers.SGD(0.5)), tf.Variable(1.0)
+    optimizer.scaler.current_loss_scale.assign(bad)
+    for _ in range(2):
+        loops.step(optimizer, lambda: weight * 0.5, [weight])
+    assert float(optimizer.loss_scale) == 64.0
+    (said,) = warnings
+    assert f"The loss scale is {bad}, but must be a finite number above 0. It is set to the initial scale, 64.0" in said
+
+
+@pytest.mark.parametrize("wrap", [lambda step: step, tf.function], ids=["eager", "function"])
+@all_families
+def test_resetting_all_variables_to_zero_starts_the_scale_again_and_a_warning_says_so(family, wrap, warnings, capfd):
+    optimizer, weight = made(family.sgd()), tf.Variable(1.0)
+    step = wrap(lambda: loops.step(optimizer, lambda: weight * 0.5, [weight]))
+    step()
+    for variable in [*optimizer.variables, *optimizer.scaler.variables]:
+        variable.assign(tf.zeros_like(variable))
+    step(), step()
+    assert (float(optimizer.loss_scale), float(weight)) == (64.0, 0.5)
+    assert "The loss scale is 0" in " ".join(warnings) + capfd.readouterr().err
 
 
 def test_variables_whose_shapes_do_not_fit_leave_the_scale_as_it_was():

@@ -14,12 +14,17 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.rules import KEYWORDS, Counts, Rules, with_rules
+from tf_lossscale.core.skipping import print_unless
 from tf_lossscale.core.variables import LazyVariable, as_number
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Scalar
 
 
+_UNUSABLE = (
+    "The loss scale is {}, but must be a finite number above 0. It is set to the initial scale, {}. To reset an "
+    "optimizer, assign to the variables of `optimizer.inner_optimizer` only."
+)
 #: Maps each argument of `change_rules` to a field of `Rules`.
 _FIELDS = {"dynamic_growth_steps": "growth_steps", **{name: name for name in KEYWORDS}}
 
@@ -196,13 +201,27 @@ class DynamicLossScale(LossScale):
 
     def move(self, applied: tf.Tensor) -> list[Any]:
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
-        after = self._rules.next(applied, Counts(scale, good_steps, 0 if bad_steps is None else bad_steps))
-        # A scale that was restored as infinity or NaN makes every gradient non-finite. It recovers after one step.
-        moved = tf.where(tf.math.is_finite(after.scale), after.scale, self.initial_scale)
+        before = tf.convert_to_tensor(scale)
+        after = self._rules.next(applied, Counts(before, good_steps, 0 if bad_steps is None else bad_steps))
+        # A program may have reset the scale with the optimizer's other variables, or restored it from a bad file.
+        is_usable = tf.logical_and(tf.math.is_finite(after.scale), self._is_usable(before))
+        if tf.executing_eagerly() and not is_usable:
+            logging.warning("%s", _UNUSABLE.format(as_number(before), self.initial_scale))
+        moved = tf.where(is_usable, after.scale, self.initial_scale)
         assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:
             assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))
         return assigned
+
+    def _is_usable(self, scale: tf.Tensor) -> Any:
+        # The loss scales of older APIs accept other initial scales, and move away from them.
+        return tf.logical_and(tf.math.is_finite(scale), scale > 0) if self.initial_scale > 0 else True
+
+    def _warn_in_skipped_step(self) -> Any:
+        if tf.executing_eagerly():
+            return None  # `move` warns
+        scale = self._current()
+        return print_unless(self._is_usable(scale), _UNUSABLE.format("{}", self.initial_scale), scale)
 
     def _counters(self) -> dict[str, Any]:
         return {"dynamic_counter": self.good_steps, "bad_steps": self.bad_steps}

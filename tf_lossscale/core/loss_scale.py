@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
 
 if TYPE_CHECKING:
-    from tf_lossscale.types import Gradient, SameGradient, State
+    from tf_lossscale.types import Gradient, Same, SameGradient, State
 
 
 # The names of the values of `step_counts` in a state, and what a step adds to them. An applied step also subtracts the
@@ -110,8 +110,14 @@ class LossScale(Variables):
         """
         return scaling.scale_loss(loss, self._factor_of_loss())
 
+    @overload
+    def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]: ...
+
+    @overload
+    def unscale(self, gradients: Same) -> Same: ...
+
     @do_not_convert
-    def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]:
+    def unscale(self, gradients: Any) -> Any:
         """Divide the gradients of a scaled loss by the scale.
 
         A gradient is divided by the scale that multiplied its loss, also if a step has changed the scale since. In
@@ -122,17 +128,17 @@ class LossScale(Variables):
         [3.0]
 
         Args:
-            gradients: an iterable of floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None
-                stays None.
+            gradients: an iterable of floating-point tensors, IndexedSlices or None, or a nested structure of them, such
+                as a dict. IndexedSlices stay sparse, and None stays None.
 
         Returns:
-            A list of the unscaled gradients, with the same dtypes.
+            A list of the unscaled gradients, with the same dtypes, or the same structure as `gradients`.
 
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
         """
-        gradients = list(gradients)
-        return scaling.unscale(gradients, self._factor_of_gradients(gradients))
+        gradients, restructured = scaling.flattened(gradients)
+        return restructured(scaling.unscale(gradients, self._factor_of_gradients(gradients)))
 
     def _current(self) -> tf.Tensor:
         """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
@@ -281,6 +287,9 @@ class LossScale(Variables):
         """
         if self.may_skip:
             _ = self.step_counts
+
+    def _warn_in_skipped_step(self) -> Any:
+        """Warn of a scale with which every step is skipped. Return the operations for a session to run."""
 
     def _count_step(self, applied: bool) -> Any:
         counts = self.step_counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +28,18 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
         return tf.raw_ops.Mul(x=part, y=tf.cast(scale, part.dtype))
 
     return tf.nest.map_structure(scaled, loss)
+
+
+def flattened(gradients: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the gradients in a structure as a list, and a function that gives a list the structure again.
+
+    `tape.gradient` returns the structure of its sources: for example a dict, or a list for each network.
+    """
+    if not isinstance(gradients, (Mapping, tf.IndexedSlices)) and hasattr(gradients, "__iter__"):
+        gradients = list(gradients)
+        if not any(isinstance(gradient, (list, tuple, Mapping)) for gradient in gradients):
+            return gradients, list
+    return tf.nest.flatten(gradients), lambda flat: tf.nest.pack_sequence_as(gradients, flat)
 
 
 def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:

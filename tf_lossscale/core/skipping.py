@@ -88,7 +88,7 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
     def skip_and_count() -> list[Any]:
         counted = loss_scale._count_step(applied=False)
         with tf.control_dependencies(operations(counted)):
-            return [counted, skip and skip(), _warn_of_stall(loss_scale)]
+            return [counted, skip and skip(), _warnings(loss_scale)]
 
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.
@@ -159,19 +159,30 @@ def kinds_on_all_replicas(gradients: list[Any]) -> list[Any]:
     return [None if gradient is None else next(kind_of_each) for gradient in gradients]
 
 
-def _warn_of_stall(loss_scale: Any) -> Any:
-    """Warn once in each stall, when the last `STALL` steps were all skipped. XLA cannot print, so it does not warn."""
-    if tf.executing_eagerly():
-        if as_number(loss_scale.skipped_in_a_row) == STALL:
-            logging.warning("%s", _STALLED.format(f"{as_number(loss_scale._current()):g}"))
+def _warnings(loss_scale: Any) -> Any:
+    """Warn of a stall, and of a scale with which every step is skipped. This is called in skipped steps only."""
+    # There are no strings on a DTensor mesh, and the workers of a parameter server share the counts.
+    if isinstance(loss_scale.step_counts, tf.experimental.dtensor.DVariable) or replicas.workers_step_alone():
         return None
-    # Workers of a parameter server share the count. On a DTensor mesh, there are no strings.
-    on_mesh = isinstance(loss_scale.step_counts, tf.experimental.dtensor.DVariable)
-    if on_mesh or in_xla_context() or replicas.workers_step_alone():
+    return [_warn_of_stall(loss_scale), loss_scale._warn_in_skipped_step()]
+
+
+def _warn_of_stall(loss_scale: Any) -> Any:
+    """Warn once in each stall, when the last `STALL` steps were all skipped."""
+    in_a_row = loss_scale.skipped_in_a_row
+    if not tf.executing_eagerly():
+        return print_unless(tf.not_equal(in_a_row, STALL), _STALLED, loss_scale._current())
+    if as_number(in_a_row) == STALL:
+        logging.warning("%s", _STALLED.format(f"{as_number(loss_scale._current()):g}"))
+    return None
+
+
+def print_unless(fine: Any, text: str, value: tf.Tensor) -> Any:
+    """In a graph, print a warning with a value on stderr unless `fine` is True. XLA cannot print."""
+    if fine is True or in_xla_context():
         return None
 
     def warn() -> tf.Operation:
-        message = tf.strings.format(f"WARNING: {_STALLED}", loss_scale._current())
-        return tf.print(message, output_stream=sys.stderr)
+        return tf.print(tf.strings.format(f"WARNING: {text}", value), output_stream=sys.stderr)
 
-    return unless(tf.not_equal(loss_scale.skipped_in_a_row, STALL), lambda: outside_xla(warn))
+    return unless(fine, lambda: outside_xla(warn))

@@ -15,7 +15,7 @@ from absl import logging
 from tf_lossscale.core import replicas
 from tf_lossscale.families import keras3_files as files
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import checks, family, forwarding, optimizer, registry
+from tf_lossscale.wrapper import checks, family, forwarding, optimizer, registry, saving
 from tf_lossscale.wrapper.checks import assign_all, tensors_of, unique
 from tf_lossscale.wrapper.forwarding import of_inner
 
@@ -136,9 +136,9 @@ class Keras3Family(family.Family):
         # Keras's own `apply_gradients` only calls `apply`, but a user may override `apply_gradients`.
         override = family.overridden(self.inner, "apply_gradients", keras.optimizers.Optimizer)
         with contextlib.ExitStack() as stack:
-            if replicas.several_replicas() or self._own_sum():
-                for optimizer in _with_parts(self.inner):
-                    stack.enter_context(family.without_summing(optimizer, "_all_reduce_sum_gradients"))
+            # Even on one replica, Keras's method would keep the graph of a traced step alive.
+            for optimizer in _with_parts(self.inner):
+                stack.enter_context(family.without_summing(optimizer, "_all_reduce_sum_gradients"))
             if override is None:
                 self.inner.apply(gradients, variables, **kwargs)
             else:
@@ -205,6 +205,19 @@ class Keras3Family(family.Family):
         self.inner._iterations.assign(value * (self.inner.gradient_accumulation_steps or 1))
 
 
+class _ScaleVariable(keras.Variable):
+    """A variable of the loss scale among the optimizer's variables, which are Keras's own."""
+
+    def __init__(self, variable: tf.Variable, name: str):
+        self._held = variable
+        value, dtype = tf.convert_to_tensor(variable), variable.dtype.name
+        super().__init__(value, dtype=dtype, trainable=False, autocast=False, name=name)
+
+    def _initialize(self, value: Any) -> None:
+        del value
+        self._value = self._held
+
+
 @keras.saving.register_keras_serializable("tf_lossscale")
 @registry.named
 class Keras3Wrapper(
@@ -225,10 +238,18 @@ class Keras3Wrapper(
     def _init_base(self) -> None:
         # Keras's setters read `_lock`. Its constructor, which would set it, is not called.
         self.__dict__.update(name=self._family.scope, _lock=False, loss_scale_factor=self._family.loss_scale_factor)
-        variables = self.scaler.variables
-        # In h5 files, Keras uses each variable's path as its name.
-        for variable, name in zip(variables, unique([variable.name.split(":")[0] for variable in variables])):
-            variable.path = f"{self.name}/{name}"
+
+    @property
+    def variables(self) -> saving.CallableList:
+        """The inner optimizer's variables, followed by the loss scale's, each as a `keras.Variable`."""
+        of_scale = self.scaler.variables
+        listed = self.__dict__.setdefault("_listed", [])
+        if [id(entry.value) for entry in listed] != [id(variable) for variable in of_scale]:
+            # In h5 files, Keras uses each variable's path as its name.
+            names = unique([variable.name.split(":")[0] for variable in of_scale])
+            with tf.init_scope(), keras.name_scope(self.name):
+                listed[:] = map(_ScaleVariable, of_scale, names)
+        return saving.CallableList([*self.weights, *listed])
 
     @property
     def built(self) -> bool:

@@ -262,7 +262,8 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         names = ([v.name for v in variables],)
         raise ValueError(
             f"No gradients provided for any variable: {names}. "
-            f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}."
+            f"Provided `grads_and_vars` is {tuple(zip(gradients, variables))}. Compute the loss, and scale it with "
+            "get_scaled_loss() or scale_loss(), inside the `with` block of the gradient tape."
         )
 
 

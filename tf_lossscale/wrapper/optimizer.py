@@ -305,8 +305,14 @@ class LossScaleOptimizer(Saving):
         contract.mark([factor, scaled], self.scaler, True)
         return scaled
 
+    @overload
+    def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]: ...
+
+    @overload
+    def get_unscaled_gradients(self, grads: Same) -> Same: ...
+
     @do_not_convert
-    def get_unscaled_gradients(self, grads: Iterable[SameGradient]) -> list[SameGradient]:
+    def get_unscaled_gradients(self, grads: Any) -> Any:
         """Divide the gradients of a loss from `get_scaled_loss` by the loss scale.
 
         `minimize` and Keras's `fit` scale losses and unscale gradients automatically.
@@ -318,23 +324,23 @@ class LossScaleOptimizer(Saving):
         [2.0]
 
         Args:
-            grads: an iterable of floating-point tensors, IndexedSlices or None. IndexedSlices stay sparse, and None
-                stays None.
+            grads: an iterable of floating-point tensors, IndexedSlices or None, or a nested structure of them, such as
+                a dict. IndexedSlices stay sparse, and None stays None.
 
         Returns:
-            A list of the unscaled gradients.
+            A list of the unscaled gradients, or the same structure as `grads`.
 
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
             RuntimeError: a gradient is already unscaled. In eager mode, results of arithmetic on it are not recognized.
         """
-        grads = list(grads)
+        grads, restructured = scaling.flattened(grads)
         self._contract.require_scaled(grads, self.scaler)
         unscaled = self._family._unscale(grads, self._factor_of_gradients(grads))
         self._contract.called("get_unscaled_gradients")
         contract.mark(grads, self.scaler, True)
         contract.mark(unscaled, self.scaler, False)
-        return unscaled
+        return restructured(unscaled)
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for a library's training loop that calls no optimizer method except `apply_gradients`.
