@@ -190,21 +190,160 @@ def test_a_model_that_is_not_built_is_refused(keras):
         pass
 
 
-def test_what_is_no_model_or_no_loss_scale_optimizer_is_refused():
-    with pytest.raises(TypeError, match=r"needs a Keras model.*Write @keep_state\(model, optimizer\)"):
-        tf_lossscale.keep_state(lambda x: x)
-    for optimizer in (None, tf.keras.optimizers.SGD(0.1)):
-        keeping = tf_lossscale.keep_state(model_of(), optimizer)
-        with pytest.raises(TypeError, match="needs the LossScaleOptimizer"), keeping:
-            pass
+@pytest.mark.parametrize("models", [[lambda x: x], [], [tf.keras.optimizers.SGD(0.1)]], ids=["function", "none", "SGD"])
+def test_what_is_no_model_is_refused(models):
+    with pytest.raises(TypeError, match=r"needs Keras models.*Write @keep_state\(model\)"):
+        tf_lossscale.keep_state(*models)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_of_another_optimizer_is_not_passed_over_in_silence(way, caplog):
-    model = model_of()
-    WAYS[way](tf_lossscale.keep_state(model, wrapped())(step_of(model, wrapped())))(tf.constant(FINE))
+def test_a_block_without_a_step_is_not_passed_over_in_silence(way, caplog):
+    model, weight = model_of(), tf.Variable(1.0)
+    plain = tf.keras.optimizers.SGD(0.1)
+    plain.build([weight])
+    step = WAYS[way](tf_lossscale.keep_state(model)(lambda: plain.apply([tf.constant(1.0)], [weight])))
+    step(), step()
     (said,) = warnings_in(caplog)
-    assert "took no step inside" in said
+    assert "no step of a LossScaleOptimizer was taken inside" in said
+
+
+def layer_with(where):
+    """A Keras 3 layer that writes the largest input into a variable, and a function that returns the variable."""
+
+    class Layer(tf.keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(), initializer="ones")
+            variable = tf.Variable(0.0, trainable=False)
+            if where == "module":
+                self.held = tf.Module()
+                self.held.variable = variable
+            else:
+                self.held = {"attribute": variable, "list": [[variable]], "dict": {"a": variable}}[where]
+
+        def call(self, x):
+            written().assign(tf.reduce_max(x))
+            return x * self.kernel
+
+    def written():
+        parts = {"attribute": lambda held: held, "list": lambda held: held[0][0], "dict": lambda held: held["a"]}
+        return parts.get(where, lambda held: held.variable)(layer.held)
+
+    layer = Layer()
+    return layer, written
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("where", ["attribute", "list", "dict", "module"])
+def test_a_variable_of_a_layer_is_restored_wherever_it_is(where, way):
+    layer, written = layer_with(where)
+    inputs = tf.keras.Input((1,))
+    model, optimizer = tf.keras.Model(inputs, layer(inputs)), wrapped()
+    optimizer.build(model.trainable_variables)
+    step = WAYS[way](tf_lossscale.keep_state(model)(step_of(model, optimizer)))
+    step(tf.constant([[3.0]])), step(tf.constant([[np.inf]]))
+    assert float(written()) == 3.0
+
+
+@libraries
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("passes", ["one", "two", "two functions"])
+@pytest.mark.parametrize("bad", ["generator", "critic"])
+def test_the_step_of_a_gan_restores_both_networks(keras, way, passes, bad):
+    if passes == "two functions" and way == "XLA":
+        pytest.skip("the functions are compiled as one")
+    layers = keras.layers
+    generator = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(), layers.Dense(4)])
+    critic, optimizers = model_of(keras), [wrapped(keras) for _ in range(2)]
+    for model, optimizer in zip((generator, critic), optimizers):
+        optimizer.build(model.trainable_variables)
+
+    def scaled_and_applied(model, optimizer, loss_fn):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(loss_fn())
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), model.trainable_variables))
+
+    def critic_step(z):
+        scaled_and_applied(
+            critic, optimizers[1], lambda: tf.reduce_mean(critic(generator(z, training=True), training=True))
+        )
+
+    def generator_step(z):
+        scaled_and_applied(
+            generator, optimizers[0], lambda: -tf.reduce_mean(critic(generator(z, training=True), training=True))
+        )
+
+    wrap = tf.function if passes == "two functions" else (lambda step: step)
+    steps = [wrap(critic_step), wrap(generator_step)][: 1 if passes == "one" else 2]
+    whole = lambda *noise: [step(z) and None for step, z in zip(steps, noise)] and None  # noqa: E731
+    whole = WAYS[way](tf_lossscale.keep_state(generator, critic)(whole))
+    fine, overflowing = tf.constant(FINE), tf.constant(OVERFLOWING)
+    whole(fine, fine)
+    whole(*((overflowing, fine) if bad == "critic" or passes == "one" else (fine, overflowing)))
+    assert sum(int(optimizer.skipped_steps) for optimizer in optimizers) >= 1
+    whole(fine, fine)
+    for model in (generator, critic):
+        assert all(np.isfinite(np.array(weight)).all() for weight in model.get_weights())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_average_that_is_updated_after_the_step_stays_finite(way):
+    model, average, optimizer = model_of(), model_of(), wrapped()
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        step_of(model, optimizer)(x)
+        for weight, mean in zip(model.weights, average.weights):
+            mean.assign(0.5 * mean + 0.5 * weight)
+
+    step = WAYS[way](tf_lossscale.keep_state(model)(step))
+    for x in (FINE, OVERFLOWING, FINE):
+        step(tf.constant(x))
+    assert all(np.isfinite(weight).all() for weight in average.get_weights())
+
+
+@libraries
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_around_the_strategys_run_each_copy_gets_its_own_value_back(keras, compiled):
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        model, optimizer = model_of(keras), wrapped(keras)
+        optimizer.build(model.trainable_variables)
+    step = tf_lossscale.keep_state(model)(lambda x: strategy.run(step_of(model, optimizer), args=(x,)) and None)
+    step = tf.function(step) if compiled else step
+
+    def copies():
+        mean = model.layers[0].moving_mean
+        return [np.array(copy) for copy in strategy.experimental_local_results(getattr(mean, "_value", mean))]
+
+    def of(*values):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(values[context.replica_id_in_sync_group])
+        )
+
+    step(of(FINE, 3 * FINE))
+    before = copies()
+    step(of(FINE, OVERFLOWING))
+    np.testing.assert_array_equal(copies(), before)
+    assert int(optimizer.skipped_steps) == 1
+
+
+def test_a_model_without_a_call_method_is_built_by_its_layers():
+    class Trainer(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.net = model_of()
+
+        def train_step(self, data):
+            step_of(self.net, self.optimizer)(data[0])
+            return {"loss": 0.0}
+
+    model = Trainer()
+    model.compile(wrapped())
+    model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+    fit(model, BOTH)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert np.isfinite(state(model.net)).all()
 
 
 @libraries

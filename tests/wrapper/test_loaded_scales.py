@@ -1,4 +1,4 @@
-"""Scales that are loaded or assigned. One that training could not go on with costs one skipped step, and is initial then."""
+"""Scales that are loaded or assigned. An unusable one costs one skipped step, and is then the initial one."""
 
 import functools
 

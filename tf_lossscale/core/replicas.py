@@ -147,6 +147,16 @@ def _in_scope(strategy: tf.distribute.Strategy, function: Callable[[], Any]) -> 
         thread.submit(call).result()
 
 
+def local_copies_of(variable: Any) -> list[Any]:
+    """Return the copy of a variable on the calling replica, or in the cross-replica context all local copies."""
+    strategy = strategy_of(variable)
+    if strategy is None:
+        return [variable]
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        return [_local_copy(variable)]
+    return list(strategy.experimental_local_results(variable))
+
+
 def local_copies(places: Callable[[], Iterable[tuple[Any, str]]]) -> contextlib.AbstractContextManager[None]:
     """Temporarily replace distributed variables with this replica's copies, if `write_independently()` is true.
 

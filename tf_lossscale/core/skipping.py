@@ -37,6 +37,10 @@ WHAT_TO_TRY = (
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
 
+#: Objects whose method `stepped` is called at the start of a step, and `skipped` in the branch that skips it.
+watchers: list[Any] = []
+
+
 def step(
     loss_scale: Any,
     gradients: list[Any],
@@ -47,10 +51,10 @@ def step(
     """Take a step with a loss scale; see `LossScale.step`."""
     if tf.distribute.in_cross_replica_context():
         raise replicas.not_in_replica_context("step")
-    # `keep_state` asks whether a step was taken or traced, and `change_rules` whether one was traced.
-    state = vars(loss_scale)
-    state["_steps_called"] = state.get("_steps_called", 0) + 1
-    state["_traced"] = state.get("_traced", False) or not tf.executing_eagerly()
+    if not tf.executing_eagerly():
+        vars(loss_scale)["_traced"] = True  # `change_rules` warns.
+    for watcher in watchers:
+        watcher.stepped()
     gradients = scaling.floating(gradients)
     with replicas.explaining_refused_merge_calls():
         if aggregate:
@@ -88,7 +92,7 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
     def skip_and_count() -> list[Any]:
         counted = loss_scale._count_step(applied=False)
         with tf.control_dependencies(operations(counted)):
-            return [counted, skip and skip(), _warnings(loss_scale)]
+            return [counted, skip and skip(), [each.skipped() for each in watchers], _warnings(loss_scale)]
 
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import finished, runs_in_order
+from tf_lossscale.core.graphs import finished, functions, runs_in_order
+from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.skipping import watchers
+from tf_lossscale.core.variables import LazyVariable, Variables
 from tf_lossscale.wrapper.checks import tensors_of
+from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
 class keep_state(contextlib.ContextDecorator):
-    """Restore a model's non-trainable weights if the step inside is skipped. A decorator, or a context manager.
+    """Restore the non-trainable weights of models if a step inside is skipped. A decorator, or a context manager.
 
     A batch that overflows in the forward pass makes the moving mean and variance of a BatchNormalization layer NaN. The
     loss scale skips the step, but only for the trainable weights. All later predictions would be NaN.
@@ -29,7 +34,7 @@ class keep_state(contextlib.ContextDecorator):
     >>> model = keras.Sequential([keras.Input((1,)), *layers])
     >>> optimizer = tf_lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     >>> @tf.function
-    ... @tf_lossscale.keep_state(model, optimizer)
+    ... @tf_lossscale.keep_state(model)
     ... def train_step(x):
     ...     loss_fn = lambda: tf.reduce_mean(model(x, training=True) ** 2)
     ...     optimizer.minimize(loss_fn, model.trainable_variables)
@@ -42,32 +47,37 @@ class keep_state(contextlib.ContextDecorator):
     >>> model.compile(optimizer, "mse")
     >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
 
-    It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy. Metrics are not restored.
-    `copy.deepcopy` and `load_model` return a model whose `train_step` is not decorated. A step means everything inside:
-    if the function accumulates gradients of several batches, decorate the function that processes all of them.
+    It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy, for the steps of every
+    LossScaleOptimizer and LossScale inside. The weights are restored to their values at the start of the function, as
+    soon as a step is skipped, so an average of the weights that is updated after the step stays finite. If the step is
+    in a `tf.function` of its own inside, they are restored at the end. Metrics are not restored.
+
+    Name every model whose forward pass runs inside: for a GAN the generator and the discriminator, and a copy that runs
+    in training mode. Decorate the function that contains a whole step: if gradients of several batches are
+    accumulated, the one that processes all of them. `copy.deepcopy` and `load_model` return a model whose `train_step`
+    is not decorated.
 
     Args:
-        model: a Keras model or layer, or a `tf.Module`, whose non-trainable variables are restored. These include the
-            states of stateful RNN layers, a `tf.Variable` in an attribute of a layer, and the weights of layers with
-            `trainable = False`, which another optimizer may train in the same step: for a GAN, pass the generator and
-            the discriminator, each with its optimizer, and not the model that contains both.
-        optimizer: the LossScaleOptimizer, or the LossScale, that takes the step. The default is `model.optimizer`.
+        *models: Keras models or layers, or objects of `tf.Module`. Their non-trainable variables include the states of
+            stateful RNN layers, each `tf.Variable` in an attribute of a layer, also in a list, a dict or a `tf.Module`,
+            and the weights of layers with `trainable = False`. An optimizer among the models has no effect.
 
     Raises:
-        TypeError: `model` is not one of these, or there is no LossScaleOptimizer.
+        TypeError: an argument is not one of these, or there is no model.
         RuntimeError: the step is part of a TF1 graph.
-        ValueError: the model is not built. Except for the type of `model`, errors are raised when the step begins.
+        ValueError: a model has no variables yet. The last two errors are raised when the step begins.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None):
-        if not hasattr(type(model), "non_trainable_variables"):
-            raise TypeError(
-                f"keep_state() needs a Keras model, a layer or a tf.Module, but got: {model!r}. Write "
-                "@keep_state(model, optimizer) above the function that takes the step."
-            )
-        self._model, self._chosen = model, optimizer
-        # The copies of this object share the list.
-        self._warned: list[bool] = []
+    def __init__(self, *models: Any):
+        self._models = [each for each in models if not isinstance(each, (LossScaleOptimizer, LossScale, type(None)))]
+        for model in self._models or [None]:
+            if not hasattr(type(model), "non_trainable_variables"):
+                raise TypeError(
+                    f"keep_state() needs Keras models, layers or objects of tf.Module, but got: {model!r}. Write "
+                    "@keep_state(model) above the function that takes the step."
+                )
+        # The copies of this object share the flag.
+        self._flag = _Flag()
 
     def _recreate_cm(self) -> keep_state:
         # Several threads may call a decorated function at the same time, one for each replica.
@@ -76,62 +86,94 @@ class keep_state(contextlib.ContextDecorator):
     def __enter__(self) -> keep_state:
         if not tf.executing_eagerly() and not runs_in_order():
             raise RuntimeError("keep_state() needs eager mode or a tf.function, but a TF1 graph is being built.")
-        if not getattr(self._model, "built", True):
-            raise ValueError(
-                f"keep_state() needs a built model, but {self._model.name} has no variables yet. Call "
-                "model.build(input_shape), or call the model on one batch, before the first step."
-            )
-        self._variables = tensors_of(state_of(self._model))
-        self._values = [variable.read_value() for variable in self._variables]
-        optimizer: Any = self._chosen or getattr(self._model, "optimizer", None)
-        if not hasattr(optimizer, "skipped_steps"):
-            raise TypeError(
-                f"keep_state() needs the LossScaleOptimizer that takes the step, but got: {optimizer!r}. Pass it as "
-                "keep_state(model, optimizer), or compile the model with it first."
-            )
-        self._optimizer = optimizer
-        self._steps = self._steps_called()
-        self._skipped, self._total = map(tf.identity, (optimizer.skipped_steps, self._loss_scale.total_steps))
+        for model in self._models:
+            if not getattr(model, "built", True) and not _has_variables(model):
+                raise ValueError(
+                    f"keep_state() needs a built model, but {model.name} has no variables yet. Call "
+                    "model.build(input_shape), or call the model on one batch, before the first step."
+                )
+        variables = {id(each): each for model in self._models for each in tensors_of(state_of(model))}
+        if self._must_wait():
+            kept = list(variables.values())
+        else:
+            kept = [each for variable in variables.values() for each in replicas.local_copies_of(variable)]
+        self._kept = [(variable, variable.read_value()) for variable in kept]
+        self._entered_in, self._thread, self._seen = functions()[:1], threading.current_thread(), False
+        watchers.append(self)
         return self
 
     def __exit__(self, error: Any, *others: object) -> None:
-        # In eager mode a step that reports a stall raises an error after it was counted.
-        can_restore = error is None or (tf.executing_eagerly() and not replicas.several_replicas())
-        if error is None and not self._warned and not self._took_a_step():
-            self._warned.append(True)
-            logging.warning(
-                "keep_state() restored nothing, because its optimizer %r took no step inside. Pass the optimizer that "
-                "takes the step, and decorate the function that takes it.",
-                self._optimizer,
-            )
-        if not can_restore or not self._variables:
+        watchers.remove(self)
+        if error is not None:
             return
-        skipped = tf.not_equal(self._optimizer.skipped_steps, self._skipped)
-        pairs = list(zip(self._variables, self._values))
-        if replicas.uses_merge_call() and not tf.distribute.in_cross_replica_context():
-            context: Any = tf.distribute.get_replica_context()
-            context.merge_call(_restore_copies, args=(skipped, self._variables, self._values))
-        elif replicas.several_replicas():
-            # Without merge calls, an assignment may synchronize the replicas, which a tf.cond must not contain.
-            for variable, value in pairs:
+        if not self._seen and not self._flag.exists and not self._flag.warned:
+            self._flag.warned = True
+            logging.warning(
+                "keep_state() restored nothing, because no step of a LossScaleOptimizer was taken inside. Decorate the "
+                "function that takes the step, before it is called for the first time."
+            )
+        if not self._flag.exists:
+            return
+        skipped = tf.identity(self._flag.raised)
+        if self._must_wait():
+            # Such an assignment may synchronize the replicas, which a tf.cond must not contain.
+            for variable, value in self._kept:
                 variable.assign(tf.where(skipped, value, variable))
-        else:
-            _restore_if(skipped, pairs)
+        elif not tf.executing_eagerly():
+            tf.cond(skipped, lambda: finished(self._restore()), lambda: tf.constant(True))
+        elif skipped:
+            self._restore()
+        self._flag.raised.assign(False)
 
-    def _took_a_step(self) -> bool:
-        """Return whether the optimizer took a step inside, or whether one was traced."""
-        if self._steps_called() != self._steps:
-            return True
-        # A tf.function that was traced before takes its steps without Python.
-        return tf.executing_eagerly() and bool(tf.not_equal(self._loss_scale.total_steps, self._total))
+    # A step calls these two methods of each watcher.
 
-    def _steps_called(self) -> int:
-        """Return how many steps were taken by Python or traced so far."""
-        return vars(self._loss_scale).get("_steps_called", 0)
+    def stepped(self) -> None:
+        """Prepare for a step that is taken or traced inside."""
+        if self._is_inside():
+            self._seen = True
+            if not self._restores_at_once() and not self._flag.exists:
+                replicas.once(self._flag.create)
+
+    def skipped(self) -> Any:
+        """Restore the state. This is called in the branch that skips the step."""
+        if not self._is_inside():
+            return None
+        return self._restore() if self._restores_at_once() else self._flag.raised.assign(True)
+
+    def _restore(self) -> list[Any]:
+        return [variable.assign(value) for variable, value in self._kept]
+
+    def _is_inside(self) -> bool:
+        # The replicas of a strategy run in threads of their own.
+        return threading.current_thread() is self._thread or tf.distribute.has_strategy()
+
+    def _restores_at_once(self) -> bool:
+        # The values belong to the function in which they were read.
+        return functions()[:1] == self._entered_in and not self._must_wait()
+
+    def _must_wait(self) -> bool:
+        return replicas.several_replicas() and not replicas.uses_merge_call()
+
+
+class _Flag(Variables):
+    """Whether a step was skipped that could not restore the state itself."""
+
+    warned = False
+    raised: Any = LazyVariable(False, tf.bool, tracked=False)
 
     @property
-    def _loss_scale(self) -> Any:
-        return getattr(self._optimizer, "_loss_scale", self._optimizer)
+    def exists(self) -> bool:
+        return not self._is_missing("raised")
+
+    def create(self) -> None:
+        _ = self.raised
+
+
+def _has_variables(model: Any) -> bool:
+    try:
+        return bool(model.variables)
+    except ValueError:  # tf_keras raises it for a Sequential model that is not built
+        return False
 
 
 def state_of(model: Any) -> list[Any]:
@@ -149,22 +191,17 @@ def _states_without_weights(layer: Any) -> list[Any]:
     """Return the variables that a Keras layer writes, but that are not among its weights."""
     states = tf.nest.flatten(layer.states) if getattr(layer, "stateful", False) and hasattr(layer, "states") else []
     # A Keras 3 layer, which is no tf.Module, does not track a tf.Variable.
-    raw = [] if isinstance(layer, tf.Module) else [v for v in vars(layer).values() if isinstance(v, tf.Variable)]
+    raw = (
+        [] if isinstance(layer, tf.Module) else [variable for value in vars(layer).values() for variable in _in(value)]
+    )
     return [*(state for state in states if state is not None), *(each for each in raw if not each.trainable)]
 
 
-def _restore_copies(strategy: tf.distribute.Strategy, skipped: Any, variables: list[Any], values: list[Any]) -> None:
-    """Restore the copies of the variables on all replicas. Called in the cross-replica context."""
-    copies, old = ([strategy.experimental_local_results(each) for each in some] for some in (variables, values))
-    pairs = [pair for variable, value in zip(copies, old) for pair in zip(variable, value)]
-    _restore_if(strategy.experimental_local_results(skipped)[0], pairs)
-
-
-def _restore_if(skipped: Any, pairs: list[tuple[Any, Any]]) -> None:
-    def restore() -> tf.Tensor:
-        return finished([variable.assign(value) for variable, value in pairs])
-
-    if not tf.executing_eagerly():
-        tf.cond(skipped, restore, lambda: tf.constant(True))
-    elif skipped:
-        restore()
+def _in(value: Any) -> list[tf.Variable]:
+    """Return the TensorFlow variables in a value, also in lists, dicts and modules."""
+    if isinstance(value, tf.Variable):
+        return [value]
+    if isinstance(value, tf.Module):
+        return list(value.variables)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [variable for part in parts for variable in _in(part)]
