@@ -41,7 +41,18 @@ def test_variables_are_a_list_that_can_be_called(family):
     assert [id(v) for v in optimizer.variables[: len(inner)]] == [id(v) for v in inner]
     assert [id(v) for v in optimizer.weights] == [id(v) for v in inner]
     if family.name == "keras3":  # tf_keras's own wrappers list the inner optimizer's alone
-        assert [v.name for v in optimizer.variables[-2:]] == ["current_loss_scale:0", "good_steps:0"]
+        assert [v.path.rpartition("/")[2] for v in optimizer.variables[-2:]] == ["current_loss_scale", "good_steps"]
+
+
+def test_around_keras_3_every_entry_of_the_variables_is_a_keras_variable():
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(), hysteresis=2)
+    optimizer.build([tf.keras.Variable([1.0])])
+    assert all(isinstance(variable, tf.keras.Variable) for variable in optimizer.variables)
+    scale = optimizer.variables[-3]
+    scale.assign(8.0)
+    assert (float(optimizer.loss_scale), scale.numpy(), scale.ndim, scale.regularizer) == (8.0, 8.0, 0, None)
+    assert not scale.overwrite_with_gradient and scale.value is optimizer.scaler.current_loss_scale
+    assert all(one is other for one, other in zip(optimizer.variables, optimizer.variables))
 
 
 @families

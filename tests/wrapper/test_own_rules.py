@@ -333,6 +333,33 @@ def test_the_state_of_a_rule_that_computes_its_scale_is_the_variable(tmp_path):
         assert float(each.loss_scale) == 512.0
 
 
+@pytest.mark.parametrize("ending", [".keras", ".h5"])
+def test_a_file_without_the_rule_keeps_the_inner_optimizers_values(ending, tmp_path, caplog):
+    @registered
+    class Counting(tf_lossscale.DynamicLossScale):
+        def __init__(self, **rules):
+            super().__init__(**rules)
+            self.seen = tf.Variable(0, trainable=False, name="seen")
+
+        def move(self, applied):
+            return [*super().move(applied), self.seen.assign_add(1)]
+
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(0.1), loss_scale=Counting(initial_scale=64.0))
+    model.compile(optimizer, tf.keras.losses.MeanSquaredError())
+    x, y = np.random.default_rng(0).normal(size=(8, 2)), np.ones((8, 1))
+    model.fit(x, y, batch_size=1, verbose=0, shuffle=False)
+    model.save(tmp_path / f"model{ending}")
+    loaded = tf.keras.models.load_model(tmp_path / f"model{ending}")
+    assert int(loaded.optimizer.iterations) == 8
+    for each in (model, loaded):
+        each.fit(x, y, batch_size=1, verbose=0, shuffle=False)
+    for mine, theirs in zip(model.get_weights(), loaded.get_weights()):
+        np.testing.assert_array_equal(mine, theirs)
+    assert "cannot contain the rule of the loss scale Counting" in caplog.text
+    assert (float(loaded.optimizer.loss_scale), int(loaded.optimizer.dynamic_counter)) == (64.0, 16)
+
+
 class WarmingUp(tf_lossscale.FixedLossScale):
     """Scales by one more after each step."""
 

@@ -214,8 +214,10 @@ class DynamicLossScale(LossScale):
         return assigned
 
     def _is_usable(self, scale: tf.Tensor) -> Any:
-        # The loss scales of older APIs accept other initial scales, and move away from them.
-        return tf.logical_and(tf.math.is_finite(scale), scale > 0) if self.initial_scale > 0 else True
+        # The loss scales of older APIs accept other initial scales, and move away from them. Kernels treat subnormal
+        # numbers as zero.
+        smallest = float(np.finfo(np.float32).tiny)
+        return tf.logical_and(tf.math.is_finite(scale), scale > 0) if self.initial_scale >= smallest else True
 
     def _warn_in_skipped_step(self) -> Any:
         if tf.executing_eagerly():
@@ -236,11 +238,11 @@ class DynamicLossScale(LossScale):
     def in_range(self, loaded: float) -> float:
         """Return a loaded scale, clipped to the range of the rules.
 
-        An infinite or NaN scale becomes `initial_scale`.
+        A scale that is not a finite number above 0 becomes `initial_scale`.
         """
         low, high = self._rules.min_scale, self._rules.max_scale or errors.FLOAT32_MAX
         low, high = (float(np.float32(bound)) for bound in (min(low, self.initial_scale), high))
-        fitting = min(max(loaded, low), high) if math.isfinite(loaded) else self.initial_scale
+        fitting = min(max(loaded, low), high) if math.isfinite(loaded) and loaded > 0 else self.initial_scale
         if fitting != loaded:
             logging.warning(
                 "The loss scale that was loaded is %g, but must be a finite number from %g to %g. It is set to %g.",

@@ -35,7 +35,7 @@ def flattened(gradients: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
     `tape.gradient` returns the structure of its sources: for example a dict, or a list for each network.
     """
-    if not isinstance(gradients, (Mapping, tf.IndexedSlices)) and hasattr(gradients, "__iter__"):
+    if not isinstance(gradients, (Mapping, tf.IndexedSlices)):
         gradients = list(gradients)
         if not any(isinstance(gradient, (list, tuple, Mapping)) for gradient in gradients):
             return gradients, list

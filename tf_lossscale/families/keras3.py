@@ -38,7 +38,8 @@ class Keras3Family(family.Family):
         super().__init__(inner)
         #: The name scope in which `build` creates the optimizer's variables.
         self.scope: str = "loss_scale_optimizer"
-        #: Values that were loaded before the optimizer was built. `build` assigns them to the optimizer's variables.
+        #: Values that were loaded before the optimizer was built, which `build` assigns to the optimizer's variables.
+        #: The values of a loss scale may come after them.
         self._loaded_weights: list[Any] | None = None
         #: The wrapper's argument of this name.
         self.loss_scale_factor: Any = None
@@ -92,8 +93,9 @@ class Keras3Family(family.Family):
                 before = len(self.inner.variables)
                 self.inner.build(variables)
                 loaded, self._loaded_weights = self._loaded_weights, None
-                if loaded is not None and files.same_shapes(loaded, self.inner.variables):
-                    assign_all(self.inner.variables[before:], loaded[before:])
+                own = self.inner.variables
+                if loaded is not None and files.same_shapes(loaded[: len(own)], own):
+                    assign_all(own[before:], loaded[before : len(own)])
                 elif loaded is not None:
                     files.warn_of_other_variables(self.inner, len(loaded), True)
                     # The saved slots do not fit the variables, so the slots start at zero. The step count, which
@@ -297,10 +299,18 @@ class Keras3Wrapper(
         # step count, the learning rate and the loss scale are set immediately. The slots are set when the optimizer is
         # built.
         values = [keras.ops.convert_to_numpy(weight) for weight in weights]
-        of_scale = list(self.scaler.variables)
-        loaded = values[: len(values) - len(of_scale)]
-        super().set_weights([*loaded[: len(self.weights)], *values[len(loaded) :]])
-        self._family._loaded_weights = loaded
+        of_scale = self._of_scale_in(values)
+        super().set_weights([*values[: len(self.weights)], *of_scale])
+        self._family._loaded_weights = values
+
+    def _of_scale_in(self, values: list[Any]) -> list[Any]:
+        """Return the values of the loss scale in an .h5 file, which come last, or none if they are of another rule."""
+        count = len(self.scaler.variables)
+        # A rule of the user's, which the config does not contain, has variables of its own at the end.
+        for end in range(len(values), len(self.weights) + count - 1, -1):
+            if self._are_of_scale(values[end - count : end]):
+                return values[end - count : end]
+        return []
 
     save_own_variables = files.save
     load_own_variables = files.load

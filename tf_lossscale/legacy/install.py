@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 from tf_lossscale.legacy.changes import Changes
+
+# Each call of `install` and `undo` changes everything or, if another thread is faster, nothing.
+_lock = threading.RLock()
 
 
 class Installation:
@@ -17,8 +21,9 @@ class Installation:
 
     def __init__(self, holder: str, *changes: _Change):
         self._holder, self._changes = holder, changes
-        # The end of a `with` block inside the block of an earlier call undoes nothing.
-        self._is_first = all([change.hold(holder) for change in changes])
+        with _lock:
+            # The end of a `with` block inside the block of an earlier call undoes nothing.
+            self._is_first = all([change.hold(holder) for change in changes])
 
     def __enter__(self) -> Installation:
         return self
@@ -34,8 +39,9 @@ class Installation:
 
         >>> wrap_in_compile().undo()
         """
-        for change in self._changes:
-            change.release(self._holder)
+        with _lock:
+            for change in self._changes:
+                change.release(self._holder)
 
 
 class _Change(Changes):
