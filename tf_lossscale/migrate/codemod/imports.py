@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names, policies
+from tf_lossscale.migrate.codemod import names, policies, unseen
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.rules import PRIVATE_NAME, Rules
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
@@ -74,7 +74,7 @@ class Imports:
         is_old, is_gone = name in {*table.OLD, *names.EMPTIED}, names.is_gone(dotted)
         reason = next(filter(None, map(source.stays, (dotted, *source.meanings(variable)))), None)
         if reason and (is_old or source.stays(dotted)):
-            self._edits.notice(statement, f"{dotted} {reason}")
+            unseen.report_kept(source, self._edits, statement, dotted, reason)
             return old
         if isinstance(statement, ast.Import) and not alias.asname:
             return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE} else old
@@ -118,7 +118,7 @@ class Imports:
         module = module_of(statement)
         name = names.canonical(module)
         if reason := self._source.stays(module):
-            self._edits.notice(statement, f"{module} {reason}")
+            unseen.report_kept(self._source, self._edits, statement, module, reason)
         elif name in table.MODULES:
             self._edits.rewrite(statement, f"from {names.legacy_module(name)} import *")
         elif name in names.PRIVATE and names.is_gone(module):

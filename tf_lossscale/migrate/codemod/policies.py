@@ -28,7 +28,7 @@ _INFER = (
 )
 _DOES_NOT_READ = (
     "compile() does not read the loss_scale of a policy. Give compile() a tf_lossscale.LossScaleOptimizer with this "
-    "scale (auto_scale_loss=False for None), or call tf_lossscale.install()."
+    "scale (auto_scale_loss=False for None), or call tf_lossscale.wrap_in_compile()."
 )
 _INFERRED = ("infer", "infer_float32_vars", "infer_with_float32_vars")
 _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("float16", "bfloat16")}
@@ -102,5 +102,18 @@ def report_scale(source: Uses, edits: Edits, call: ast.Call, arguments: list[Arg
         name in (None, "mixed_float16")
         and not _has_default_scale(arguments, at)
         and (compiles or not source.constructs)
+        and not source.changes_compile
+        and _is_passed_on(source, call)
     ):
-        edits.notice(call, _DOES_NOT_READ)
+        edits.todo(call, _DOES_NOT_READ)
+
+
+def _is_passed_on(source: Uses, node: ast.AST) -> bool:
+    """Return whether other code gets a policy, rather than a text or an attribute of it."""
+    outer = source.parents[node]
+    variable = source.aliases.get(node)
+    if variable and not source.is_requested(variable):
+        used = source.names.get(variable, ())
+        return not used or any(_is_passed_on(source, name) for name in used)
+    is_shown = isinstance(outer, ast.Call) and source.is_builtin(outer.func, "isinstance", "print", "repr", "str", "type")
+    return not (is_shown or isinstance(outer, (ast.Attribute, ast.Compare, ast.Expr, ast.FormattedValue)))

@@ -16,7 +16,6 @@ _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
 )
 PRIVATE_NAME = "{} is private. It is left unchanged: check that your version of TensorFlow has it."
-_COMPARED = "the type of a wrapper is a subclass of its class: write isinstance()."
 _F_STRING = "old names in f-strings are not changed. Compute the value before, and migrate again."
 _NO_EFFECT = "the rewritten code uses another name, so this assignment has no effect."
 # What the import of a wrapper class becomes, unless its uses stay.
@@ -66,12 +65,10 @@ class Rules:
 
     def _wrapper(self, use: Use) -> None:
         source, node = self.source, use.node
-        new, call, test = wrappers.form(source, use, self.is_legacy), source.called(use), source.parents[node]
+        new, call = wrappers.form(source, use, self.is_legacy), source.called(use)
         stays = self._stays(use)
         if new.reason and not (stays and self.is_legacy and isinstance(node, ast.Attribute)):
             self.edits.todo(node, new.reason)
-        if isinstance(test, ast.Compare) and node is not test.left:
-            self.edits.todo(test, _COMPARED)
         if new.target is None or use.variable in self.left or use.roles == {table.OURS}:
             return
         if not stays or (isinstance(node, ast.Name) and new.target not in _IMPORTED):
@@ -118,6 +115,8 @@ class Rules:
         source, node, known, code = self.source, use.node, use.canonical, self.source.code(use.node)
         alias, modules = source.aliases.get(node), sorted(known & table.MODULES.keys())
         looked_up = source.looked_up(node, use.dotted)
+        if any(map(source.stays, looked_up)):
+            return
         if source.is_old(looked_up) or (looked_up and table.KERAS in known):
             self._looked_up(use, set(map(names.canonical, looked_up)))
         elif modules:

@@ -6,7 +6,9 @@ Values are not followed: a parameter, an attribute of an object or the result of
 from __future__ import annotations
 
 import ast
+import collections
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tf_lossscale.legacy import table
@@ -16,6 +18,10 @@ from tf_lossscale.migrate.codemod.source import Source
 #: Stands for anything that has no qualified name.
 UNKNOWN = "?"
 
+_CONTAINERS = (
+    *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.keyword),
+    *(ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.GeneratorExp),
+)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
@@ -138,6 +144,50 @@ class Scopes(Source):
             elif not (isinstance(binding.value, ast.Constant) and binding.value.value is None):
                 found |= self.dotted(binding.value) if binding.value else {UNKNOWN}
         return frozenset(found)
+
+    def values(self, node: ast.AST) -> list[ast.AST]:
+        """Return an expression, what it contains or chooses from, and what this file assigns to the names among these.
+
+        Names are followed by their spelling. The result may therefore contain too much.
+        """
+        found, followed = [node], {""}
+        for each in found:
+            name = getattr(each, "id", getattr(each, "attr", ""))
+            found += ast.iter_child_nodes(each) if isinstance(each, _CONTAINERS) else ()
+            found += self._assigned[name] if name not in followed else ()
+            followed.add(name)
+        return found
+
+    @functools.cached_property
+    def _assigned(self) -> dict[str, list[ast.AST]]:
+        """Maps the name of each variable, attribute and parameter to the expressions that this file assigns to it."""
+        found: dict[str, list[ast.AST]] = collections.defaultdict(list)
+        calls: dict[str, list[ast.AST]] = collections.defaultdict(list)
+        for call in self.nodes(ast.Call):
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            calls[name] += [*call.args, *(keyword.value for keyword in call.keywords)]
+        for node in self.parents:
+            if isinstance(node, ast.arg):
+                found[node.arg] += calls[getattr(self.parents[self.parents[node]], "name", "")]
+            elif isinstance(getattr(node, "ctx", None), ast.Store):
+                outer = self.parents[node]
+                while isinstance(outer, (ast.Tuple, ast.List, ast.Starred)):
+                    outer = self.parents[outer]
+                value = getattr(outer, "value", None) or getattr(outer, "iter", None)
+                found[getattr(node, "id", getattr(node, "attr", ""))] += [value] if value else []
+        return found
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that contain a node, from the inside out."""
+        while node is not self.tree:
+            node = self.parents[node]
+            yield node
+
+    @functools.cached_property
+    def mentioned(self) -> set[str]:
+        """The qualified names that this file imports or uses."""
+        used = {dotted for node in self.nodes(ast.Attribute) for dotted in self.dotted(node)}
+        return used | self.modules | {each.dotted for bound in self.bindings.values() for each in bound}
 
     @functools.cached_property
     def modules(self) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod import keras_3, names
 from tf_lossscale.migrate.codemod.old_state import OldState
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
@@ -19,6 +19,9 @@ _IN_COPY = (
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
 )
 _BACKEND = "may run on another backend, because this file does not import TensorFlow."
+_KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3's class has."
+# The names of layers, models and optimizers. The first group is the library.
+_MODELS = re.compile(r"(tensorflow\.python\.keras|tensorflow\.keras|keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
 
 
 class Around(NamedTuple):
@@ -126,7 +129,18 @@ class Uses(Scopes):
         """Return the reason why a name that looks like an old one is not changed, or None."""
         if not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer":
             return _BACKEND
+        if self._is_for_keras_3 and re.fullmatch(r"(tensorflow\.)?keras\.mixed_precision\.LossScaleOptimizer", dotted):
+            return _KERAS_3
         return _IN_COPY if names.in_copy(dotted) else None
+
+    @functools.cached_property
+    def _is_for_keras_3(self) -> bool:
+        return keras_3.is_for_keras_3(self)
+
+    def has_no_effect(self, dotted: str) -> bool:
+        """Return whether a name that stays is in TensorFlow's copy of Keras, and this file's models may not be."""
+        found = {match[1] for match in map(_MODELS.match, self.mentioned) if match}
+        return names.in_copy(dotted) and found != {"tensorflow.python.keras"}
 
     def looked_up(self, node: ast.AST, dotted: Iterable[str]) -> set[str]:
         """Return the qualified names that a call with a module and a string, such as `hasattr`, looks up."""
@@ -185,8 +199,12 @@ class Uses(Scopes):
     @functools.cached_property
     def uses_legacy(self) -> bool:
         """Whether this file uses the names of this package that have their old meaning."""
-        used = {dotted for node in self.nodes(ast.Attribute) for dotted in self.dotted(node)}
-        return any(f"{dotted}.".startswith(f"{table.LEGACY_MODULE}.") for dotted in used | self.modules)
+        return any(f"{dotted}.".startswith(f"{table.LEGACY_MODULE}.") for dotted in self.mentioned)
+
+    @functools.cached_property
+    def changes_compile(self) -> bool:
+        """Whether this file makes `compile` wrap optimizers in this package's class."""
+        return not self.mentioned.isdisjoint({"tf_lossscale.install", "tf_lossscale.wrap_in_compile"})
 
     @functools.cached_property
     def keeps_old_state(self) -> bool:
