@@ -11,6 +11,10 @@ from tf_lossscale.migrate.codemod.rules import PRIVATE_NAME, Rules
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
+_STAR = "{} no longer exists. Import its names one by one, and migrate again."
+_GONE = "{} no longer exists and has no counterpart."
+_STAYS = "{} stays because not every use of it could be rewritten."
+
 
 class Imports:
     """Plans the edits to the imports of one file, after the rules have been applied."""
@@ -80,10 +84,10 @@ class Imports:
             return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE} else old
         if not (is_old or is_gone) or name.startswith("tf_lossscale"):
             if name.rpartition(".")[0] in names.PRIVATE:
-                self._edits.notice(statement, PRIVATE_NAME.format(alias.name))
+                self._edits.notice(statement, PRIVATE_NAME.format(dotted.rpartition(".")[0]))
             return old
         if variable in self._rules.left:
-            self._edits.notice(statement, f"{bound} stays because not every use of it could be rewritten.")
+            self._edits.notice(statement, _STAYS.format(bound))
             return old
         used = source.names.get(variable, ())
         remains = any(node not in self._rules.gone for node in used)
@@ -94,7 +98,7 @@ class Imports:
             return _from(self._target(name, dotted, variable), bound)
         # The remaining uses of a module are reported where they are.
         if is_gone and not (remains and name in names.PRIVATE):
-            self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
+            self._edits.todo(statement, _GONE.format(dotted))
         return old
 
     def _target(self, name: str, dotted: str, variable: Variable) -> str:
@@ -122,7 +126,7 @@ class Imports:
         elif name in table.MODULES:
             self._edits.rewrite(statement, f"from {names.legacy_module(name)} import *")
         elif name in names.PRIVATE and names.is_gone(module):
-            self._edits.todo(statement, f"{module} no longer exists. Import its names one by one, and migrate again.")
+            self._edits.todo(statement, _STAR.format(module))
 
 
 def _statement(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:

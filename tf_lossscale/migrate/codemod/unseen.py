@@ -25,7 +25,8 @@ _CONFIG = (
     "call tf_lossscale.install()."
 )
 _UNPACKED = (
-    "loss_scale is an argument of the old class only. The codemod does not follow a dict to the call that unpacks it."
+    "loss_scale is an argument of the old class only, and the codemod does not follow a dict to the call that unpacks "
+    "it. If this call is of tf_lossscale.LossScaleOptimizer, write tf_lossscale.legacy.from_loss_scale."
 )
 _OF_CALL = (
     "the module is the result of a call, which this tool does not follow. If it is an old module of TensorFlow, call "
@@ -35,7 +36,7 @@ _TAKES = "_loss_scale takes an object with the methods __call__() and update(gra
 _NO_STATE = (
     "if {0} belongs to a tf_lossscale.LossScaleOptimizer, it {1}. Read the wrapper's loss_scale, initial_scale, "
     "dynamic_growth_steps and dynamic_counter, or make the wrapper with "
-    "tf_lossscale.legacy.experimental.LossScaleOptimizer, which has the old object."
+    "tf_lossscale.legacy.experimental.LossScaleOptimizer(optimizer, loss_scale), which has the old object."
 )
 _DECAYED = "write {}._decayed_lr, which the wrapper has. Keras 3's optimizers have no such method."
 _OF_KERAS_3 = (
@@ -54,12 +55,18 @@ _NOT_WRAPPED = (
     "tf_lossscale.wrap_in_compile()."
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
-_OVERRIDES = "{} overrides a private method of the old class, which tf_lossscale does not call."
+_OVERRIDES = (
+    "{} overrides a private method of the old class, which tf_lossscale does not call. Remove it, or override "
+    "get_unscaled_gradients or apply_gradients."
+)
 # Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
 _HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
 # Private methods of the old wrapper classes that tf_lossscale's wrappers have, but do not call.
 _OVERRIDDEN = {*_HOOKS, "_compute_gradients", "_get_gradients"}
-_HOOK = "{} was a private method of the old class. tf_lossscale has no such method."
+_HOOK = (
+    "{} was a private method of the old class. tf_lossscale has no such method: remove the call, or write "
+    "get_unscaled_gradients in place of _unscale_grads."
+)
 
 
 def report(source: Uses, edits: Edits) -> None:

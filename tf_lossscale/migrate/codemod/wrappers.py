@@ -24,8 +24,14 @@ _SECOND = (
     "the second argument is a fixed scale in TensorFlow 2.3, `dynamic` in 2.4, and the initial scale in Keras 3. Write "
     "dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N for a scale that only starts at N."
 )
-_NO_MATCH = "the arguments do not match the signature (optimizer, loss_scale)."
-_UNSURE = "{} may also be something other than TensorFlow's class."
+_NO_MATCH = (
+    "the arguments do not match the signature (optimizer, loss_scale). Write those of tf_lossscale.LossScaleOptimizer: "
+    "inner_optimizer, dynamic, initial_scale, dynamic_growth_steps."
+)
+_UNSURE = (
+    f"{{}} may also be something other than TensorFlow's class. Write {names.HELPER} where it is TensorFlow's class: the "
+    "function takes the same arguments."
+)
 
 
 class Form(NamedTuple):
