@@ -71,7 +71,8 @@ def _read(path: pathlib.Path) -> Iterator[Case]:
                 sides = {"-": [case.before], "+": [case.after]}.get(line[0], [case.before, case.after])
                 for side in sides:
                     side[name] = side.get(name, "") + (line if len(sides) == 2 else line[1:])
-        case.before, case.after = ({n: f"{t.rstrip()}\n" for n, t in side.items()} for side in (case.before, case.after))
+        for side in (case.before, case.after):
+            side.update({name: f"{code.rstrip()}\n" for name, code in side.items()})
         yield case
 
 

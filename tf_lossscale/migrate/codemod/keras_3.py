@@ -36,8 +36,10 @@ def _is_use(source: Scopes, node: ast.AST) -> bool:
         return node.name in _METHODS and _is_subclass(source, source.parents[node])
     if isinstance(node, ast.Call) and source.is_builtin(node.func, "getattr", "hasattr") and len(node.args) > 1:
         member, owner = string(node.args[1]), node.args[0]
+    elif isinstance(node, ast.Attribute):
+        member, owner = node.attr, node.value
     else:
-        member, owner = getattr(node, "attr", ""), getattr(node, "value", node)
+        return False
     if member not in _METHODS:
         return False
     name = getattr(owner, "attr", getattr(owner, "id", source.code(owner)))

@@ -97,7 +97,7 @@ def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> Non
 def report_scale(source: Uses, edits: Edits, call: ast.Call, arguments: list[Argument], at: int) -> None:
     """Report a policy whose loss scale, which is the argument at an index, compile() does not read any more."""
     name = string(arguments[1 - at].value) if len(arguments) == 2 else None
-    compiles = any(node.attr == "compile" for node in source.nodes(ast.Attribute))
+    compiles = any(source.compiled_with)
     if (
         name in (None, "mixed_float16")
         and not _has_default_scale(arguments, at)
@@ -115,5 +115,6 @@ def _is_passed_on(source: Uses, node: ast.AST) -> bool:
     if variable and not source.is_requested(variable):
         used = source.names.get(variable, ())
         return not used or any(_is_passed_on(source, name) for name in used)
-    is_shown = isinstance(outer, ast.Call) and source.is_builtin(outer.func, "isinstance", "print", "repr", "str", "type")
-    return not (is_shown or isinstance(outer, (ast.Attribute, ast.Compare, ast.Expr, ast.FormattedValue)))
+    if isinstance(outer, ast.Call):
+        return not source.is_builtin(outer.func, "isinstance", "print", "repr", "str", "type")
+    return not isinstance(outer, (ast.Attribute, ast.Compare, ast.Expr, ast.FormattedValue))

@@ -121,8 +121,6 @@ class Rules:
         source, node, known, code = self.source, use.node, use.canonical, self.source.code(use.node)
         alias, modules = source.aliases.get(node), sorted(known & table.MODULES.keys())
         looked_up = source.looked_up(node, use.dotted)
-        if any(map(source.stays, looked_up)):
-            return
         if source.is_old(looked_up) or (looked_up and table.KERAS in known):
             self._looked_up(use, set(map(names.canonical, looked_up)))
         elif modules:

@@ -191,30 +191,35 @@ def _is_guarded(source: Uses, node: ast.AST, tests: str, subject: ast.AST) -> bo
 def _compiled(source: Uses, edits: Edits) -> None:
     """Report that `compile` or another file may make the wrapper that a file tests for or needs."""
     wrapped = {use.node for use in source.uses}
-    compiled = [call for call in source.nodes(ast.Call) if getattr(call.func, "attr", "") == "compile"]
-    given = [keyword.value for call in compiled for keyword in call.keywords if keyword.arg == "optimizer"]
+    given = source.compiled_with
     is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
     if source.changes_compile or (source.constructs and not is_bare):
         return
     state = source.state.reads if source.keeps_old_state else []
-    tests: list[ast.AST] = []
-    needs: list[ast.AST] = []
-    for node in source.parents:
-        if isinstance(node, ast.Call) and source.is_builtin(node.func, "hasattr", "getattr") and len(node.args) > 1:
-            is_test = string(node.args[1]) in keras_3.OLD_METHODS and _is_of_model(source, node.args[0])
-            tests += [node] if is_test else []
-        elif isinstance(node, ast.Attribute) and (node in state or node.attr in keras_3.OLD_METHODS):
-            if _is_of_model(source, node.value) and not _is_guarded(source, node, "isinstance|hasattr", node.value):
-                is_test = any(isinstance(each, ast.Try) and each.handlers for each in source.ancestors(node))
-                (tests if is_test else needs).append(node)
+    found = [(node, _is_decisive(source, node)) for node in source.parents if _asks_a_model(source, node, state)]
     if not source.constructs:
-        for use in source.uses:
-            if use.roles & {table.STABLE, table.EXPERIMENTAL}:
-                (tests if class_tests.test_of(source, use.node) else needs).append(use.node)
-    if tests:
-        edits.todo(tests[0], _NOT_WRAPPED)
-    elif needs:
-        edits.notice(needs[0], COMPILED)
+        classes = (use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL})
+        found += [(node, class_tests.test_of(source, node) is not None) for node in classes]
+    for node in [node for node, is_decisive in found if is_decisive][:1]:
+        edits.todo(node, _NOT_WRAPPED)
+    if not any(is_decisive for _, is_decisive in found):
+        for node, _ in found[:1]:
+            edits.notice(node, COMPILED)
+
+
+def _asks_a_model(source: Uses, node: ast.AST, state: list[ast.expr]) -> bool:
+    """Return whether a node uses, or looks for, a member of the optimizer of a model that only the old class has."""
+    if isinstance(node, ast.Call) and source.is_builtin(node.func, "hasattr", "getattr") and len(node.args) > 1:
+        return string(node.args[1]) in keras_3.OLD_METHODS and _is_of_model(source, node.args[0])
+    is_member = isinstance(node, ast.Attribute) and (node in state or node.attr in keras_3.OLD_METHODS)
+    owner = getattr(node, "value", node)
+    return is_member and _is_of_model(source, owner) and not _is_guarded(source, node, "isinstance|hasattr", owner)
+
+
+def _is_decisive(source: Uses, node: ast.AST) -> bool:
+    """Return whether a program goes on, in another way, without what a node asks for."""
+    is_tried = any(isinstance(each, ast.Try) and each.handlers for each in source.ancestors(node))
+    return isinstance(node, ast.Call) or is_tried
 
 
 def _is_of_model(source: Uses, node: ast.AST) -> bool:

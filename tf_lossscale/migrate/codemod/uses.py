@@ -21,7 +21,7 @@ _IN_COPY = (
 _BACKEND = "may run on another backend, because this file does not import TensorFlow."
 _KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3's class has."
 # The names of layers, models and optimizers. The first group is the library.
-_MODELS = re.compile(r"(tensorflow\.python\.keras|tensorflow\.keras|keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
+_MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
 
 
 class Around(NamedTuple):
@@ -106,7 +106,8 @@ class Uses(Scopes):
     def _use(self, node: ast.expr) -> Use | None:
         dotted = self.dotted(node)
         known = {names.canonical(each) for each in dotted}
-        if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in dotted):
+        found = dotted | self.looked_up(node, dotted)
+        if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in found):
             return None
         rows = tuple(table.OLD[each] for each in sorted(known) if each in table.OLD)
         is_value = not isinstance(self.parents[node], ast.Attribute)
@@ -187,6 +188,13 @@ class Uses(Scopes):
         scope, name = variable
         is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.around.requested)
         return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
+
+    @functools.cached_property
+    def compiled_with(self) -> list[ast.expr]:
+        """The optimizers that this file passes to the method `compile` of a model."""
+        calls = (call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN})
+        arguments = (self.arguments(call) for call in calls if getattr(call.func, "attr", "") == "compile")
+        return [a.value for given in arguments for i, a in enumerate(given) if a.keyword == "optimizer" or i == 0]
 
     @functools.cached_property
     def constructs(self) -> bool:

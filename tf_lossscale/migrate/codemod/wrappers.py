@@ -29,8 +29,8 @@ _NO_MATCH = (
     "inner_optimizer, dynamic, initial_scale, dynamic_growth_steps."
 )
 _UNSURE = (
-    f"{{}} may also be something other than TensorFlow's class. Write {names.HELPER} where it is TensorFlow's class: the "
-    "function takes the same arguments."
+    f"{{}} may also be something other than TensorFlow's class. Where it is TensorFlow's class, write {names.HELPER}, "
+    "which takes the same arguments."
 )
 
 
