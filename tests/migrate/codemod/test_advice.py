@@ -246,13 +246,13 @@ ADVICE = {
         {"LossScaleOptimizer(tf": f"{HELPER}(tf"},
         8.0,
     ),
-    ("_SECOND", "a fixed scale"): Advice(
+    ("SECOND", "a fixed scale"): Advice(
         f"optimizer = tf.keras.mixed_precision.LossScaleOptimizer({SGD}, 8)\n"
         "result = float(optimizer.loss_scale), optimizer.dynamic\n",
         {", 8)": ", dynamic=False, initial_scale=8)"},
         (8.0, False),
     ),
-    ("_SECOND", "an initial scale"): Advice(
+    ("SECOND", "an initial scale"): Advice(
         f"optimizer = tf.keras.mixed_precision.LossScaleOptimizer({SGD}, 8)\n"
         "result = float(optimizer.loss_scale), optimizer.dynamic\n",
         {", 8)": ", initial_scale=8)"},

@@ -84,6 +84,20 @@ class Rules:
             self.edits.replace(span, text)
         if call and (new.changes or node in self.gone):
             self.edits.rewritten(call)
+        if isinstance(source.parents[node], ast.ClassDef) and use.roles == {table.STABLE}:
+            self._initialized(source.parents[node])
+
+    def _initialized(self, subclass: ast.AST) -> None:
+        """Rewrite or report the arguments that a subclass of the stable class passes to its base class."""
+        for call in self.source.nodes(ast.Call):
+            code = self.source.code(call.func)
+            if code.startswith("super(") and code.endswith(").__init__") and subclass in self.source.ancestors(call):
+                new = wrappers.form_of_call(self.source, call, {table.STABLE})
+                if new.target != table.WRAPPER:
+                    self.edits.todo(call, new.reason or wrappers.SECOND)
+                for span, text in new.changes:
+                    self.edits.replace(span, text)
+                    self.edits.rewritten(call)
 
     def _policy(self, use: Use) -> None:
         source, stays, short = self.source, self._stays(use), use.rows[0].new.rpartition(".")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import class_tests, keras_3, names
@@ -195,8 +196,7 @@ def _compiled(source: Uses, edits: Edits) -> None:
     is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
     if source.changes_compile or (source.constructs and not is_bare):
         return
-    state = source.state.reads if source.keeps_old_state else []
-    found = [(node, _is_decisive(source, node)) for node in source.parents if _asks_a_model(source, node, state)]
+    found = [(node, is_decisive) for node in source.parents for is_decisive in _asks_for_wrapper(source, node)]
     if not source.constructs:
         classes = (use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL})
         found += [(node, class_tests.test_of(source, node) is not None) for node in classes]
@@ -207,19 +207,19 @@ def _compiled(source: Uses, edits: Edits) -> None:
             edits.notice(node, COMPILED)
 
 
-def _asks_a_model(source: Uses, node: ast.AST, state: list[ast.expr]) -> bool:
-    """Return whether a node uses, or looks for, a member of the optimizer of a model that only the old class has."""
+def _asks_for_wrapper(source: Uses, node: ast.AST) -> Iterator[bool]:
+    """If a node asks an optimizer for what only the old class has, yield whether the program goes on without it."""
     if isinstance(node, ast.Call) and source.is_builtin(node.func, "hasattr", "getattr") and len(node.args) > 1:
-        return string(node.args[1]) in keras_3.OLD_METHODS and _is_of_model(source, node.args[0])
-    is_member = isinstance(node, ast.Attribute) and (node in state or node.attr in keras_3.OLD_METHODS)
-    owner = getattr(node, "value", node)
-    return is_member and _is_of_model(source, owner) and not _is_guarded(source, node, "isinstance|hasattr", owner)
-
-
-def _is_decisive(source: Uses, node: ast.AST) -> bool:
-    """Return whether a program goes on, in another way, without what a node asks for."""
-    is_tried = any(isinstance(each, ast.Try) and each.handlers for each in source.ancestors(node))
-    return isinstance(node, ast.Call) or is_tried
+        # A program that also uses Keras 3's methods is for both classes.
+        if string(node.args[1]) in keras_3.OLD_METHODS and not keras_3.uses(source):
+            yield True
+    elif isinstance(node, ast.Attribute) and not _is_guarded(source, node, "isinstance|hasattr", node.value):
+        is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
+        tried = (each for each in source.ancestors(node) if isinstance(each, ast.Try))
+        caught = [source.code(handler.type or handler) for each in tried for handler in each.handlers]
+        is_tried = any(re.search(r"AttributeError|Exception|^except", each) for each in caught)
+        if is_old and (is_tried or _is_of_model(source, node.value)):
+            yield is_tried
 
 
 def _is_of_model(source: Uses, node: ast.AST) -> bool:
