@@ -148,19 +148,20 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
         edits.todo(method, _OVERRIDES.format(getattr(method, "name", "")))
     for node in source.nodes(ast.Attribute):
         owner = source.code(node.value)
+        is_wrapper = owner != "self" or _class_around(source, node) in wrappers
         if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store):
             # In a class that derives from an old loss scale, the attribute is the class's own.
             if owner != "self" or (wrappers and derived.get(_class_around(source, node), True)):
                 edits.notice(node, _TAKES)
-        elif node.attr in _HOOKS:
+        elif node.attr in _HOOKS and is_wrapper:
             edits.todo(node, _HOOK.format(node.attr))
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
             wrapper = owner.rpartition(".")[0]
-            if wrapper == "self":
-                # The class may override the method, and `self` is a wrapper only in a class that derives from one.
-                wrapper = "super()" if _class_around(source, node) in wrappers else ""
-            if wrapper:
+            if wrapper != "self":
                 edits.todo(node, _DECAYED.format(wrapper))
+            elif _class_around(source, node) in wrappers:
+                # The class may override the method.
+                edits.todo(node, _DECAYED.format("super()"))
 
 
 def _class_around(source: Uses, node: ast.AST) -> ast.AST:

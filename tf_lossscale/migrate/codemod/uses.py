@@ -139,9 +139,9 @@ class Uses(Scopes):
         return keras_3.is_for_keras_3(self)
 
     def has_no_effect(self, dotted: str) -> bool:
-        """Return whether a name that stays is in TensorFlow's copy of Keras, and this file's models may not be."""
+        """Return whether a public name is in TensorFlow's copy of Keras, and this file's models may not be."""
         found = {match[1] for match in map(_MODELS.match, self.mentioned) if match}
-        return names.in_copy(dotted) and found != {"tensorflow.python.keras"}
+        return names.in_copy(dotted) and "._" not in dotted and found != {"tensorflow.python.keras"}
 
     def looked_up(self, node: ast.AST, dotted: Iterable[str]) -> set[str]:
         """Return the qualified names that a call with a module and a string, such as `hasattr`, looks up."""
@@ -194,7 +194,12 @@ class Uses(Scopes):
         """The optimizers that this file passes to the method `compile` of a model."""
         calls = (call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN})
         arguments = (self.arguments(call) for call in calls if getattr(call.func, "attr", "") == "compile")
-        return [a.value for given in arguments for i, a in enumerate(given) if a.keyword == "optimizer" or i == 0]
+        return [
+            argument.value
+            for given in arguments
+            for i, argument in enumerate(given)
+            if argument.keyword in ("optimizer", "*", "**") or (i == 0 and not argument.keyword)
+        ]
 
     @functools.cached_property
     def constructs(self) -> bool:
