@@ -225,10 +225,12 @@ def test_installing_twice_is_installing_once():
 
 
 def test_a_block_takes_the_names_away_at_its_end_and_after_an_error():
+    before = vars(tf.distribute.Strategy).copy()
     with pytest.raises(RuntimeError), tf_lossscale.install():
         assert hasattr(tf, "contrib")
         raise RuntimeError
     assert not hasattr(tf, "contrib")
+    assert vars(tf.distribute.Strategy) == before
 
 
 def test_what_somebody_else_set_meanwhile_stays():

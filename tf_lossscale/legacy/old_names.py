@@ -93,8 +93,8 @@ def _replace_private_optimizer(changes: Changes, module: types.ModuleType) -> No
 
 def _put_run(changes: Changes, module: types.ModuleType) -> None:
     # A property leaves it to each strategy's class which `run` is called, and AutoGraph sees TensorFlow's own method.
-    if not hasattr(module.StrategyBase, "experimental_run_v2"):
-        changes.put(module.StrategyBase, {"experimental_run_v2": property(lambda strategy: strategy.run)})
+    if not hasattr(module.Strategy, "experimental_run_v2"):
+        changes.put(module.Strategy, {"experimental_run_v2": property(lambda strategy: strategy.run)})
 
 
 _API = "tensorflow._api.v2"
@@ -123,5 +123,5 @@ def places() -> dict[str, Change]:
         "tensorflow.python.keras.mixed_precision": _put_private_keras,
         "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": _replace_private_optimizer,
         **dict.fromkeys(private, _replace),
-        "tensorflow.python.distribute.distribute_lib": _put_run,
+        **dict.fromkeys((f"{_API}.distribute", f"{_API}.compat.v1.distribute"), _put_run),
     }
