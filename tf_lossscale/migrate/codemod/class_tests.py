@@ -59,9 +59,9 @@ def _operands(source: Uses, node: ast.AST) -> list[ast.AST]:
 
 
 def _is_type(source: Uses, node: ast.AST) -> bool:
-    """Return whether an expression is the exact type of an object: `type(x)` or `x.__class__`."""
+    """Return whether an expression is the exact type of an object: `type(x)`, `x.__class__`, or `type` in `map`."""
     is_call = isinstance(node, ast.Call) and len(node.args) == 1 and source.is_builtin(node.func, "type")
-    return is_call or getattr(node, "attr", "") == "__class__"
+    return is_call or source.is_builtin(node, "type") or getattr(node, "attr", "") == "__class__"
 
 
 def test_of(source: Uses, node: ast.AST) -> ast.AST | None:

@@ -22,6 +22,7 @@ _CONTAINERS = (
     *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.keyword),
     *(ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.GeneratorExp),
 )
+_COLLECTIONS = ("frozenset", "list", "map", "set", "sorted", "tuple")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
@@ -153,7 +154,8 @@ class Scopes(Source):
         found, followed = [node], {""}
         for each in found:
             name = getattr(each, "id", getattr(each, "attr", ""))
-            found += ast.iter_child_nodes(each) if isinstance(each, _CONTAINERS) else ()
+            is_collection = isinstance(each, ast.Call) and self.is_builtin(each.func, *_COLLECTIONS)
+            found += ast.iter_child_nodes(each) if is_collection or isinstance(each, _CONTAINERS) else ()
             found += self._assigned[name] if name not in followed else ()
             followed.add(name)
         return found

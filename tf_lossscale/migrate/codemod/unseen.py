@@ -60,6 +60,7 @@ _OVERRIDES = (
     "{} overrides a private method of the old class, which tf_lossscale does not call. Remove it, or override "
     "get_unscaled_gradients or apply_gradients."
 )
+_SUPPRESSED = re.compile(r"except\b[^:]*(AttributeError|Exception)\b|except\s*:|([\w.]+\.)?suppress\(")
 # Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
 _HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
 # Private methods of the old wrapper classes that tf_lossscale's wrappers have, but do not call.
@@ -210,15 +211,15 @@ def _compiled(source: Uses, edits: Edits) -> None:
 
 def _asks_for_wrapper(source: Uses, node: ast.AST) -> Iterator[bool]:
     """If a node asks an optimizer for what only the old class has, yield whether the program goes on without it."""
-    if isinstance(node, ast.Call) and source.is_builtin(node.func, "hasattr", "getattr") and len(node.args) > 1:
+    if string(node) in keras_3.OLD_METHODS:
         # A program that also uses Keras 3's methods is for both classes.
-        if string(node.args[1]) in keras_3.OLD_METHODS and not keras_3.uses(source):
-            yield True
+        yield from [True] if not keras_3.uses(source) else []
     elif isinstance(node, ast.Attribute) and not _is_guarded(source, node, "isinstance|hasattr", node.value):
         is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
-        tried = (each for each in source.ancestors(node) if isinstance(each, ast.Try))
-        caught = [source.code(handler.type or handler) for each in tried for handler in each.handlers]
-        is_tried = any(re.search(r"AttributeError|Exception|^except", each) for each in caught)
+        outer = list(source.ancestors(node))
+        caught = [handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers]
+        caught += [item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items]
+        is_tried = any(_SUPPRESSED.match(source.code(each)) for each in caught)
         if is_old and (is_tried or _is_of_model(source, node.value)):
             yield is_tried
 
