@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
@@ -16,8 +17,9 @@ _NARROW = (
     "only some wrappers were instances of {}, but all wrappers are instances of the class that replaces it. To tell "
     "optimizers apart, test the wrapper's inner_optimizer."
 )
-# Classes of Keras 2 that only some wrappers were instances of. The public class was a base class of both.
-_NARROW_CLASSES = ("LossScaleOptimizerV1", "LossScaleOptimizerV3")
+# Classes of Keras 2 that only some wrappers were instances of, each with the name of its kind. The public class was a
+# base class of both.
+_NARROW_CLASSES = {"LossScaleOptimizerV1": "the old arguments", "LossScaleOptimizerV3": "the newer optimizers"}
 
 
 def report(source: Uses, edits: Edits) -> None:
@@ -28,16 +30,16 @@ def report(source: Uses, edits: Edits) -> None:
         is_lookup = isinstance(node, (ast.Dict, ast.Set)) or any(_is_type(source, value) for value in values)
         if is_lookup and not classes.keys().isdisjoint(values):
             edits.todo(node, _EXACT)
-    tests: dict[ast.AST, set[str]] = {}
+    tests: dict[ast.AST, set[str]] = collections.defaultdict(set)
     for use in classes.values():
         if test := test_of(source, use.node):
-            tests[test] = tests.get(test, set()) | use.roles
-            if any(each.endswith(_NARROW_CLASSES) for each in use.dotted):
-                edits.todo(use.node, _NARROW.format(source.code(use.node)))
+            tests[test] |= {_NARROW_CLASSES.get(name.rpartition(".")[2], use.rows[0].role) for name in use.dotted}
+    wide = [test for test, kinds in tests.items() if kinds == {table.STABLE}]
     for use in classes.values():
         test = test_of(source, use.node)
-        others = [other for other, roles in tests.items() if roles == {table.STABLE}]
-        if test and tests[test] == {table.EXPERIMENTAL} and not all(_exclude(source, test, other) for other in others):
+        kinds = tests[test] if test else {table.STABLE}
+        is_old = kinds == {table.EXPERIMENTAL} and not all(_exclude(source, test or use.node, other) for other in wide)
+        if is_old or kinds <= {*_NARROW_CLASSES.values()}:
             edits.todo(use.node, _NARROW.format(source.code(use.node)))
 
 

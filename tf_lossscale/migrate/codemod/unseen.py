@@ -217,9 +217,9 @@ def _asks_for_wrapper(source: Uses, node: ast.AST) -> Iterator[bool]:
     elif isinstance(node, ast.Attribute) and not _is_guarded(source, node, "isinstance|hasattr", node.value):
         is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
         outer = list(source.ancestors(node))
-        caught = [handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers]
-        caught += [item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items]
-        is_tried = any(_SUPPRESSED.match(source.code(each)) for each in caught)
+        handlers = (handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers)
+        managers = (item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items)
+        is_tried = any(_SUPPRESSED.match(source.code(each)) for each in (*handlers, *managers))
         if is_old and (is_tried or _is_of_model(source, node.value)):
             yield is_tried
 
