@@ -1,16 +1,15 @@
-"""Reports tests of a class whose result is another one with this package's wrappers than with the old classes."""
+"""Reports tests of a wrapper's class that give another result with this package's wrappers than with the old ones."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.uses import Uses
+from tf_lossscale.migrate.codemod.uses import Use, Uses
 
 _EXACT = "the type of a wrapper is a subclass of its class: write isinstance(), not a comparison or a lookup of types."
 _NARROW = (
@@ -20,27 +19,58 @@ _NARROW = (
 # Classes of Keras 2 that only some wrappers were instances of, each with the name of its kind. The public class was a
 # base class of both.
 _NARROW_CLASSES = {"LossScaleOptimizerV1": "the old arguments", "LossScaleOptimizerV3": "the newer optimizers"}
+_TESTS = ("isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance", "register")
 
 
 def report(source: Uses, edits: Edits) -> None:
     """Plan the findings for one file."""
-    classes = {use.node: use for use in source.uses if use.roles & names.WRAPPERS}
-    for node in source.parents if classes else ():
-        values = [value for operand in _operands(source, node) for value in source.values(operand)]
-        is_lookup = isinstance(node, (ast.Dict, ast.Set)) or any(_is_type(source, value) for value in values)
-        if is_lookup and not classes.keys().isdisjoint(values):
+    for node in source.parents:
+        if _is_exact(source, node) and _classes_in(source, _operands(source, node)):
             edits.todo(node, _EXACT)
-    tests: dict[ast.AST, set[str]] = collections.defaultdict(set)
-    for use in classes.values():
-        if test := test_of(source, use.node):
-            tests[test] |= {_NARROW_CLASSES.get(name.rpartition(".")[2], use.rows[0].role) for name in use.dotted}
-    wide = [test for test, kinds in tests.items() if kinds == {table.STABLE}]
-    for use in classes.values():
-        test = test_of(source, use.node)
-        kinds = tests[test] if test else {table.STABLE}
-        is_old = kinds == {table.EXPERIMENTAL} and not all(_exclude(source, test or use.node, other) for other in wide)
-        if is_old or kinds <= {*_NARROW_CLASSES.values()}:
-            edits.todo(use.node, _NARROW.format(source.code(use.node)))
+    found = tests(source)
+    kinds = {test: {kind for use in uses for kind in _kinds(use)} for test, uses in found.items()}
+    wide = [test for test, tested in kinds.items() if tested == {table.STABLE}]
+    for test, uses in found.items():
+        is_old = kinds[test] == {table.EXPERIMENTAL} and not all(_exclude(source, test, other) for other in wide)
+        if is_old or kinds[test] <= {*_NARROW_CLASSES.values()}:
+            edits.todo(test, _NARROW.format(source.code(uses[0].node)))
+
+
+def tests(source: Uses) -> dict[ast.AST, list[Use]]:
+    """Map each condition that tests for a wrapper class to the uses of the classes in it.
+
+    Tests that `and` or `or` joins are one condition.
+    """
+    found: dict[ast.AST, list[Use]] = {}
+    for node in source.parents:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in _TESTS:
+            uses = _classes_in(source, node.args)
+        elif isinstance(node, ast.MatchClass):
+            uses = _classes_in(source, [node.cls])
+        else:
+            uses = _classes_in(source, _operands(source, node)) if _is_exact(source, node) else []
+        while isinstance(source.parents[node], ast.BoolOp):
+            node = source.parents[node]
+        if uses:
+            found[node] = found.get(node, []) + uses
+    return found
+
+
+def _classes_in(source: Uses, nodes: Sequence[ast.AST]) -> list[Use]:
+    """Return the uses of wrapper classes that expressions contain, or that this file assigns to names in them."""
+    values = {value for node in nodes for value in source.values(node)}
+    return [use for use in source.uses if use.node in values and use.roles & names.WRAPPERS]
+
+
+def _kinds(use: Use) -> set[str]:
+    return {_NARROW_CLASSES.get(name.rpartition(".")[2], use.rows[0].role) for name in use.dotted}
+
+
+def _is_exact(source: Uses, node: ast.AST) -> bool:
+    """Return whether a node compares types, or looks up a type or the class that is a key."""
+    if isinstance(node, (ast.Dict, ast.Set)) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)):
+        return True
+    return any(_is_type(source, value) for operand in _operands(source, node) for value in source.values(operand))
 
 
 def _operands(source: Uses, node: ast.AST) -> list[ast.AST]:
@@ -64,20 +94,6 @@ def _is_type(source: Uses, node: ast.AST) -> bool:
     """Return whether an expression is the exact type of an object: `type(x)`, `x.__class__`, or `type` in `map`."""
     is_call = isinstance(node, ast.Call) and len(node.args) == 1 and source.is_builtin(node.func, "type")
     return is_call or source.is_builtin(node, "type") or getattr(node, "attr", "") == "__class__"
-
-
-def test_of(source: Uses, node: ast.AST) -> ast.AST | None:
-    """Return the condition in which a class is tested, or None. Tests that `and` or `or` joins are one condition."""
-    test = None
-    for outer in source.ancestors(node):
-        is_call = isinstance(outer, ast.Call) and getattr(outer.func, "id", getattr(outer.func, "attr", "")) in (
-            *("isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance", "register"),
-        )
-        if is_call or isinstance(outer, (ast.Compare, ast.MatchClass)) or (test and isinstance(outer, ast.BoolOp)):
-            test = outer
-        elif not isinstance(outer, (ast.BinOp, ast.BoolOp, ast.List, ast.Tuple, ast.UnaryOp)):
-            break
-    return test
 
 
 def _exclude(source: Uses, first: ast.AST, second: ast.AST) -> bool:

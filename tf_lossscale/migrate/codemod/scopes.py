@@ -22,7 +22,7 @@ _CONTAINERS = (
     *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.keyword),
     *(ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.GeneratorExp),
 )
-_COLLECTIONS = ("frozenset", "list", "map", "set", "sorted", "tuple")
+_COLLECTIONS = ("dict", "frozenset", "list", "map", "set", "sorted", "tuple", "zip")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import class_tests, keras_3, names
@@ -176,14 +175,14 @@ def _old_state(source: Uses, edits: Edits) -> None:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
         is_suspect = is_called and wraps and "." in code and code != "self.loss_scale"
-        if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, "callable|isinstance", node):
+        if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, node):
             what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
             edits.todo(node, _NO_STATE.format(code, what))
 
 
-def _is_guarded(source: Uses, node: ast.AST, tests: str, subject: ast.AST) -> bool:
-    """Return whether an expression runs only if one of certain functions, such as `isinstance`, accepts the subject."""
-    guard = re.compile(rf"\b({tests})\({re.escape(source.code(subject))}\b")
+def _is_guarded(source: Uses, node: ast.AST, subject: ast.AST) -> bool:
+    """Return whether an expression runs only if `callable`, `hasattr` or `isinstance` accepts the subject."""
+    guard = re.compile(rf"\b(callable|hasattr|isinstance)\({re.escape(source.code(subject))}\b")
     for outer in source.ancestors(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and node is not outer.test and guard.search(source.code(outer.test)):
             return True
@@ -198,30 +197,35 @@ def _compiled(source: Uses, edits: Edits) -> None:
     is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
     if source.changes_compile or (source.constructs and not is_bare):
         return
-    found = [(node, is_decisive) for node in source.parents for is_decisive in _asks_for_wrapper(source, node)]
+    tests = [node for node in source.parents if _is_test(source, node)]
+    needs: list[ast.AST] = [node for node in source.nodes(ast.Attribute) if _needs_wrapper(source, node)]
     if not source.constructs:
-        classes = (use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL})
-        found += [(node, class_tests.test_of(source, node) is not None) for node in classes]
-    for node in [node for node, is_decisive in found if is_decisive][:1]:
+        classes = [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
+        tests += class_tests.tests(source) if classes else []
+        needs += classes
+    for node in tests[:1]:
         edits.todo(node, _NOT_WRAPPED)
-    if not any(is_decisive for _, is_decisive in found):
-        for node, _ in found[:1]:
-            edits.notice(node, COMPILED)
+    for node in needs[:1] if not tests else ():
+        edits.notice(node, COMPILED)
 
 
-def _asks_for_wrapper(source: Uses, node: ast.AST) -> Iterator[bool]:
-    """If a node asks an optimizer for what only the old class has, yield whether the program goes on without it."""
+def _is_test(source: Uses, node: ast.AST) -> bool:
+    """Return whether a program goes on without a method of the old class that a node looks for or calls."""
     if string(node) in keras_3.OLD_METHODS:
         # A program that also uses Keras 3's methods is for both classes.
-        yield from [True] if not keras_3.uses(source) else []
-    elif isinstance(node, ast.Attribute) and not _is_guarded(source, node, "isinstance|hasattr", node.value):
-        is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
-        outer = list(source.ancestors(node))
-        handlers = (handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers)
-        managers = (item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items)
-        is_tried = any(_SUPPRESSED.match(source.code(each)) for each in (*handlers, *managers))
-        if is_old and (is_tried or _is_of_model(source, node.value)):
-            yield is_tried
+        return not keras_3.uses(source)
+    if getattr(node, "attr", "") not in keras_3.OLD_METHODS or _is_guarded(source, node, getattr(node, "value", node)):
+        return False
+    outer = list(source.ancestors(node))
+    handlers = (handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers)
+    managers = (item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items)
+    return any(_SUPPRESSED.match(source.code(each)) for each in (*handlers, *managers))
+
+
+def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
+    """Return whether a node reads what only the old class has from the optimizer of a model."""
+    is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
+    return is_old and _is_of_model(source, node.value) and not _is_guarded(source, node, node.value)
 
 
 def _is_of_model(source: Uses, node: ast.AST) -> bool:
