@@ -24,8 +24,8 @@ _TESTS = ("isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance",
 
 def report(source: Uses, edits: Edits) -> None:
     """Plan the findings for one file."""
-    for node in source.parents:
-        if _is_exact(source, node) and _classes_in(source, _operands(source, node)):
+    for node in source.parents if source.roles & names.WRAPPERS else ():
+        if _exact(source, node):
             edits.todo(node, _EXACT)
     found = tests(source)
     kinds = {test: {kind for use in uses for kind in _kinds(use)} for test, uses in found.items()}
@@ -42,13 +42,13 @@ def tests(source: Uses) -> dict[ast.AST, list[Use]]:
     Tests that `and` or `or` joins are one condition.
     """
     found: dict[ast.AST, list[Use]] = {}
-    for node in source.parents:
+    for node in source.parents if source.roles & names.WRAPPERS else ():
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in _TESTS:
             uses = _classes_in(source, node.args)
         elif isinstance(node, ast.MatchClass):
             uses = _classes_in(source, [node.cls])
         else:
-            uses = _classes_in(source, _operands(source, node)) if _is_exact(source, node) else []
+            uses = _exact(source, node)
         while isinstance(source.parents[node], ast.BoolOp):
             node = source.parents[node]
         if uses:
@@ -66,11 +66,13 @@ def _kinds(use: Use) -> set[str]:
     return {_NARROW_CLASSES.get(name.rpartition(".")[2], use.rows[0].role) for name in use.dotted}
 
 
-def _is_exact(source: Uses, node: ast.AST) -> bool:
-    """Return whether a node compares types, or looks up a type or the class that is a key."""
-    if isinstance(node, (ast.Dict, ast.Set)) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)):
-        return True
-    return any(_is_type(source, value) for operand in _operands(source, node) for value in source.values(operand))
+def _exact(source: Uses, node: ast.AST) -> list[Use]:
+    """Return the uses of wrapper classes that a node compares with types, looks up by type, or has as keys."""
+    operands = _operands(source, node)
+    uses = _classes_in(source, operands) if operands else []
+    is_key = isinstance(node, (ast.Dict, ast.Set)) or isinstance(getattr(node, "ctx", None), ast.Store)
+    is_lookup = uses and (is_key or any(_is_type(source, value) for each in operands for value in source.values(each)))
+    return uses if is_lookup else []
 
 
 def _operands(source: Uses, node: ast.AST) -> list[ast.AST]:
