@@ -19,6 +19,8 @@ _IN_A_STRING = re.compile(
     r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*\.mixed_precision\b.*",
     re.DOTALL,
 )
+# A line of a config in YAML, JSON, TOML or a similar language. The group is the value.
+_IN_A_CONFIG = re.compile(r"""^[^\S\n]*(?:- )?["']?[\w.-]+["']?\s*[:=]\s*["']?([\w.]+)["']?[ ,;]*$""", re.MULTILINE)
 _STRING = "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
 _CONFIG = (
     "the string names an old class. Restore the optimizer with tf_lossscale.LossScaleOptimizer.from_config(config), or "
@@ -122,7 +124,8 @@ def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
     if isinstance(source.parents[node], ast.Expr):
         return
     is_import = getattr(getattr(source.parents[node], "func", None), "attr", "") == "import_module"
-    if _IN_A_STRING.fullmatch(value) or (is_import and names.canonical(value) == table.KERAS):
+    is_named = any(map(_IN_A_STRING.fullmatch, [value, *_IN_A_CONFIG.findall(value)]))
+    if is_named or (is_import and names.canonical(value) == table.KERAS):
         edits.notice(node, _STRING)
     elif reason := source.stays(value):
         report_kept(source, edits, node, value, reason)
