@@ -20,8 +20,14 @@ _OPTIMIZER = re.compile(r"optimi[sz]er|(^|_)opts?($|_)", re.IGNORECASE)
 
 
 def uses(source: Scopes) -> list[ast.AST]:
-    """Return the uses and overrides of members that only Keras 3's class has, in the order of the file."""
-    return [node for node in source.parents if _is_use(source, node)]
+    """Return the uses and overrides of members that only Keras 3's class has, in the order of the file.
+
+    A name that the file itself defines, except in a subclass of the wrapper, is the file's own.
+    """
+    functions = source.nodes(ast.FunctionDef)
+    own = {node.name for node in functions if not _is_subclass(source, source.parents[node])}
+    members = {*_METHODS} - own
+    return [node for node in source.parents if _is_use(source, node, members)]
 
 
 def is_for_keras_3(source: Scopes) -> bool:
@@ -31,16 +37,16 @@ def is_for_keras_3(source: Scopes) -> bool:
     return bool(uses(source)) and not older and not any(name in OLD_METHODS for name in old)
 
 
-def _is_use(source: Scopes, node: ast.AST) -> bool:
+def _is_use(source: Scopes, node: ast.AST, members: set[str]) -> bool:
     if isinstance(node, ast.FunctionDef):
-        return node.name in _METHODS and _is_subclass(source, source.parents[node])
+        return node.name in members and _is_subclass(source, source.parents[node])
     if isinstance(node, ast.Call) and source.is_builtin(node.func, "getattr", "hasattr") and len(node.args) > 1:
         member, owner = string(node.args[1]), node.args[0]
     elif isinstance(node, ast.Attribute):
         member, owner = node.attr, node.value
     else:
         return False
-    if member not in _METHODS:
+    if member not in members:
         return False
     name = getattr(owner, "attr", getattr(owner, "id", source.code(owner)))
     if name in ("self", "super()"):
