@@ -164,19 +164,22 @@ class Scopes(Source):
     def _assigned(self) -> dict[str, list[ast.AST]]:
         """Maps the name of each variable, attribute and parameter to the expressions that this file assigns to it."""
         found: dict[str, list[ast.AST]] = collections.defaultdict(list)
-        calls: dict[str, list[ast.AST]] = collections.defaultdict(list)
+        calls: dict[str, list[ast.Call]] = collections.defaultdict(list)
         for call in self.nodes(ast.Call):
-            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-            calls[name] += [*call.args, *(keyword.value for keyword in call.keywords)]
+            calls[getattr(call.func, "id", getattr(call.func, "attr", ""))].append(call)
+        for function in self.nodes(ast.FunctionDef):
+            parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            for call in calls[function.name]:
+                passed = zip(parameters[parameters[:1] in (["self"], ["cls"]) :], call.args, strict=False)
+                for name, value in (*passed, *((each.arg or "", each.value) for each in call.keywords)):
+                    found[name].append(value)
         for node in self.parents:
-            if isinstance(node, ast.arg):
-                found[node.arg] += calls[getattr(self.parents[self.parents[node]], "name", "")]
-            elif isinstance(getattr(node, "ctx", None), ast.Store):
+            if isinstance(getattr(node, "ctx", None), ast.Store):
                 outer = self.parents[node]
                 while isinstance(outer, (ast.Tuple, ast.List, ast.Starred)):
                     outer = self.parents[outer]
-                value = getattr(outer, "value", None) or getattr(outer, "iter", None)
-                found[getattr(node, "id", getattr(node, "attr", ""))] += [value] if value else []
+                assigned = getattr(outer, "value", None) or getattr(outer, "iter", None)
+                found[getattr(node, "id", getattr(node, "attr", ""))] += [assigned] if assigned else []
         return found
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:

@@ -19,6 +19,7 @@ _IN_COPY = (
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
 )
 _BACKEND = "may run on another backend, because this file does not import TensorFlow."
+_OF_KERAS_3 = [f"{root}{table.KERAS}.LossScaleOptimizer" for root in ("", "tensorflow.", "tensorflow.compat.v2.")]
 _KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3's class has."
 # The names of layers, models and optimizers. The first group is the library.
 _MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
@@ -130,7 +131,7 @@ class Uses(Scopes):
         """Return the reason why a name that looks like an old one is not changed, or None."""
         if not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer":
             return _BACKEND
-        if self._is_for_keras_3 and re.fullmatch(r"(tensorflow\.)?keras\.mixed_precision\.LossScaleOptimizer", dotted):
+        if dotted in _OF_KERAS_3 and self._is_for_keras_3:
             return _KERAS_3
         return _IN_COPY if names.in_copy(dotted) else None
 
