@@ -64,7 +64,7 @@ optimizer = tf.keras.mixed_precision.LossScaleOptimizer({SGD})
 weight = tf.Variable(5.0)
 with tf.GradientTape() as tape:
     loss = weight * weight
-    loss = optimizer.get_scaled_loss(loss) if hasattr(optimizer, "get_scaled_loss") and False else METHOD(loss)
+    loss = optimizer.METHOD(loss)
 gradients = tape.gradient(loss, [weight])
 optimizer.apply_gradients(zip(gradients, [weight]))
 result = float(weight)
@@ -89,8 +89,7 @@ ADVICE = {
         "def is_new(optimizer):\n    return isinstance(optimizer, lso.LossScaleOptimizerV3)\n"
         "makers = tf_keras.optimizers.legacy.SGD, tf_keras.optimizers.SGD\n"
         "result = [is_new(tf_keras.mixed_precision.LossScaleOptimizer(make())) for make in makers]\n",
-        {"isinstance(optimizer, tf_lossscale.": "isinstance(optimizer.inner_optimizer, tf_keras.optimizers.Optimizer"}
-        | {"OptimizerLossScaleOptimizer": "Optimizer"},
+        {f"isinstance(optimizer, {CLASS})": "isinstance(optimizer.inner_optimizer, tf_keras.optimizers.Optimizer)"},
         [False, True],
     ),
     ("_STAR", ""): Advice(
@@ -158,7 +157,7 @@ ADVICE = {
     ("_OF_CALL", ""): Advice(
         "import tensorflow\ndef mixed_precision():\n    return tensorflow.contrib.mixed_precision\n"
         "result = mixed_precision().FixedLossScaleManager(8.0)._loss_scale == 8.0\n",
-        {"result =": "result = result =", "result = result =": "installation = tf_lossscale.install()\nresult ="},
+        {"result =": "installation = tf_lossscale.install()\nresult ="},
     ),
     ("_TAKES", ""): Advice(
         f"{WRAPPED}optimizer._loss_scale = 8.0\nresult = float(optimizer.loss_scale)\n",
@@ -187,7 +186,7 @@ ADVICE = {
         0.05,
     ),
     ("_OF_KERAS_3", ""): Advice(
-        LOOP.replace("METHOD", "optimizer.scale_loss"),
+        f"{LOOP}method = optimizer.get_scaled_loss\n".replace("METHOD", "scale_loss"),
         {"optimizer.scale_loss": "optimizer.get_scaled_loss", "gradients = t": "gradients = scaled = t"}
         | {"optimizer.apply": "gradients = optimizer.get_unscaled_gradients(scaled)\noptimizer.apply"},
         4.0,
@@ -209,7 +208,7 @@ ADVICE = {
     ),
     ("_OVERRIDES", "override"): Advice(
         f"{SUBCLASS}def _unscale_grads(self, grads):\n        return [0 * g for g in super()._unscale_grads(grads)]\n"
-        + LOOP.replace("METHOD", "optimizer.get_scaled_loss")
+        + LOOP.replace("METHOD", "get_scaled_loss")
         .replace("tf.keras.mixed_precision.LossScaleOptimizer", "Mine")
         .replace("zip(gradients", "zip(optimizer.get_unscaled_gradients(gradients)"),
         {"_unscale_grads": "get_unscaled_gradients"},
