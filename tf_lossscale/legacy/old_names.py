@@ -10,7 +10,7 @@
 | `tf.compat.v1.mixed_precision` and its `.experimental` | 2.0 and newer |
 | `tf.contrib.mixed_precision` | 1.13 to 1.15 |
 | `tensorflow.python...`: private modules that programs import nevertheless | 1.14 and newer |
-| `strategy.experimental_run_v2`, which is `strategy.run` today | 1.14 and newer |
+| `strategy.experimental_run_v2`, which is `strategy.run` today | 1.14 and newer, but not 2.21 |
 
 An attribute such as `tf.keras` and an import statement may lead to two different module objects. Each name is put into
 both. The names that `compile` uses are in the table in `wrap_in_compile.py`.
