@@ -35,10 +35,14 @@ _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("f
 
 
 def scale_of(source: Uses, use: Use) -> tuple[list[Argument], int] | None:
-    """Return the arguments of a call that creates a policy, and the index of its loss scale, or None without one."""
+    """Return the arguments of a call that creates a policy, and the index of its loss scale, or None without one.
+
+    Unpacked arguments may contain a loss scale, unless today's class gets them.
+    """
     call = source.called(use)
     arguments = source.arguments(call) if call and use.roles == {table.POLICY} else []
-    at = [i for i, each in enumerate(arguments) if each.keyword == "loss_scale" or (i == 1 and not each.keyword)]
+    scales = ("loss_scale",) if f"{table.KERAS}.Policy" in use.canonical else ("loss_scale", "*", "**")
+    at = [i for i, each in enumerate(arguments) if each.keyword in scales or (i == 1 and not each.keyword)]
     return (arguments, at[0]) if at else None
 
 
