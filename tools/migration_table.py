@@ -62,7 +62,7 @@ def _rows(case: case_files.Case) -> list[str]:
     for name in case.before:
         old, new = _changed(case.before[name], case.after[name])
         where = f" (`{name}`)" if len(case.before) > 1 else ""
-        said = "".join(f"<br>reported: {text} …" for kind, text in case.reported if kind == "notice")
+        said = "".join(f"<br>reported: {text} …" for text in case.notices)
         if old == new:
             shown = [line for line in case.before[name].splitlines() if line.strip()]
             rows.append(f"| {case.title}{where} | {_code(shown)} | unchanged{said} |")

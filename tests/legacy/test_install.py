@@ -50,6 +50,26 @@ def fresh(code, **environment):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_strategies_run_a_step_by_the_old_name_of_the_method(installed):
+    class Twice(tf.distribute.OneDeviceStrategy):
+        def run(self, fn, args=(), kwargs=None, options=None):
+            return 2 * super().run(fn, args, kwargs, options)
+
+    def step(x, y):
+        if x > 0:  # AutoGraph makes a conditional of it
+            return x + y
+        return y
+
+    @tf.function
+    def train(strategy, x):
+        return strategy.experimental_run_v2(step, args=(x,), kwargs={"y": 3})
+
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
+    assert int(train(mirrored, tf.constant(2))) == 5
+    assert int(train(Twice("CPU:0"), tf.constant(-2))) == 6
+    assert int(tf.compat.v1.distribute.get_strategy().experimental_run_v2(step, (1, 2))) == 3
+
+
 # Where the names are. -------------------------------------------------------------------------------------------------
 
 SCALES = ["LossScale", "FixedLossScale", "DynamicLossScale"]
@@ -205,10 +225,12 @@ def test_installing_twice_is_installing_once():
 
 
 def test_a_block_takes_the_names_away_at_its_end_and_after_an_error():
+    before = vars(tf.distribute.Strategy).copy()
     with pytest.raises(RuntimeError), tf_lossscale.install():
         assert hasattr(tf, "contrib")
         raise RuntimeError
     assert not hasattr(tf, "contrib")
+    assert vars(tf.distribute.Strategy) == before
 
 
 def test_what_somebody_else_set_meanwhile_stays():

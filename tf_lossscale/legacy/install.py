@@ -86,8 +86,9 @@ def install() -> Installation:
     """Restore the loss scaling names of TensorFlow 1.13 to 2.15 in the modules where old code looks for them.
 
     Call the function before or after `import tensorflow`, once or repeatedly. It also has the effect of
-    `wrap_in_compile`, and changes nothing else. The table in `tf_lossscale/legacy/table.py` lists all names. If the
-    installed TensorFlow or Keras lacks something that a name needs, a warning says so, and the other names are set.
+    `wrap_in_compile`, restores `strategy.experimental_run_v2`, and changes nothing else. The table in
+    `tf_lossscale/legacy/table.py` lists all names. If the installed TensorFlow or Keras lacks something that a name
+    needs, a warning says so, and the other names are set.
 
     >>> import tensorflow as tf
     >>> with install():

@@ -10,6 +10,7 @@
 | `tf.compat.v1.mixed_precision` and its `.experimental` | 2.0 and newer |
 | `tf.contrib.mixed_precision` | 1.13 to 1.15 |
 | `tensorflow.python...`: private modules that programs import nevertheless | 1.14 and newer |
+| `strategy.experimental_run_v2`, which is `strategy.run` today | 1.14 and newer, but not 2.21 |
 
 An attribute such as `tf.keras` and an import statement may lead to two different module objects. Each name is put into
 both. The names that `compile` uses are in the table in `wrap_in_compile.py`.
@@ -90,6 +91,12 @@ def _replace_private_optimizer(changes: Changes, module: types.ModuleType) -> No
     changes.replace(module, {"LossScaleOptimizer": stable.LossScaleOptimizer})
 
 
+def _put_run(changes: Changes, module: types.ModuleType) -> None:
+    # A property leaves it to each strategy's class which `run` is called, and AutoGraph sees TensorFlow's own method.
+    if not hasattr(module.Strategy, "experimental_run_v2"):
+        changes.put(module.Strategy, {"experimental_run_v2": property(lambda strategy: strategy.run)})
+
+
 _API = "tensorflow._api.v2"
 _ROOTS = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", f"{_API}.compat.v1", f"{_API}.compat.v2")
 _KERAS = (
@@ -116,4 +123,5 @@ def places() -> dict[str, Change]:
         "tensorflow.python.keras.mixed_precision": _put_private_keras,
         "tensorflow.python.keras.mixed_precision.loss_scale_optimizer": _replace_private_optimizer,
         **dict.fromkeys(private, _replace),
+        **dict.fromkeys((f"{_API}.distribute", f"{_API}.compat.v1.distribute"), _put_run),
     }

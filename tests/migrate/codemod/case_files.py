@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import re
 import tempfile
+from collections.abc import Iterator
 
 from tf_lossscale.migrate.codemod import files, report
 from tf_lossscale.migrate.codemod.migrate_file import Outcome
@@ -15,18 +17,18 @@ HERE = pathlib.Path(__file__).parent / "cases"
 
 @dataclasses.dataclass
 class Case:
-    """One case: files before and after, and what the report has to say.
+    """One case: files before and after, and the notices.
 
-    In a case file a line `#: case: title` begins one. `#: before` and `#: after` begin code, `#: file: name` one of
-    several files, `#: unchanged` says that nothing changes, `#: todo: text` and `#: notice: text` what is reported.
+    In a case file, a line `#: case: title` begins a case, `#: file: name` begins one of several files, and `#: notice:
+    text` is the beginning or a part of a notice. The other lines are code, in which "-" and "+" mark the lines that the
+    codemod removes and adds. A TODO comment is one line, however the codemod wraps it, and may end with " …".
     """
 
     title: str
     topic: str
     before: dict[str, str] = dataclasses.field(default_factory=dict)
     after: dict[str, str] = dataclasses.field(default_factory=dict)
-    unchanged: bool = False
-    reported: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    notices: list[str] = dataclasses.field(default_factory=list)
 
     def migrated(self) -> dict[str, Outcome]:
         """What the codemod makes of the files before."""
@@ -56,32 +58,27 @@ def load() -> list[Case]:
     return [case for path in sorted(HERE.glob("*.py.txt")) for case in _read(path)]
 
 
-def _read(path: pathlib.Path) -> list[Case]:
-    cases: list[Case] = []
-    name, into = "train.py", None
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.startswith("#:"):
-            if into is not None:
-                into[name] = into.get(name, "") + line
-            continue
-        keyword, _, rest = line[2:].strip().partition(":")
-        if keyword == "case":
-            cases.append(Case(rest.strip(), path.name.removesuffix(".py.txt")))
-            name, into = "train.py", None
-        elif keyword == "file":
-            name, into = rest.strip(), None
-        elif keyword in ("before", "after"):
-            into = getattr(cases[-1], keyword)
-        else:
-            into = None
-            if keyword == "unchanged":
-                cases[-1].unchanged = True
+def _read(path: pathlib.Path) -> Iterator[Case]:
+    for text in path.read_text().split("#: case: ")[1:]:
+        title, _, body = text.partition("\n")
+        case, name = Case(title, path.name.removesuffix(".py.txt")), "train.py"
+        for line in body.rstrip("\n").splitlines(keepends=True):
+            if line.startswith("#: file: "):
+                name = line[len("#: file: ") :].strip()
+            elif line.startswith("#: notice: "):
+                case.notices.append(line[len("#: notice: ") :].strip())
             else:
-                cases[-1].reported.append((keyword, rest.strip()))
-    for case in cases:
-        for code in (case.before, case.after):
-            for file in code:
-                code[file] = code[file].strip("\n") + "\n"
-        if case.unchanged:
-            case.after = dict(case.before)
-    return cases
+                sides = {"-": [case.before], "+": [case.after]}.get(line[0], [case.before, case.after])
+                for side in sides:
+                    side[name] = side.get(name, "") + (line if len(sides) == 2 else line[1:])
+        for side in (case.before, case.after):
+            side.update({name: f"{code.rstrip()}\n" for name, code in side.items()})
+        yield case
+
+
+_TODO = re.compile(r"^([ \t]*# TODO\(tf-lossscale\):)(.*(?:\n[ \t]*#   .*)*)", re.MULTILINE)
+
+
+def joined(source: str) -> str:
+    """The source, with each TODO comment on one line."""
+    return _TODO.sub(lambda comment: f"{comment[1]} {' '.join(comment[2].replace('#', ' ').split())}", source)

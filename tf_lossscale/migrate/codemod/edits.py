@@ -15,6 +15,8 @@ from tf_lossscale.migrate.codemod import report
 from tf_lossscale.migrate.codemod.source import Source, Span
 
 MARK = "# TODO(tf-lossscale):"
+# With this mark above it, a statement is right as it is, and gets no TODO comment again.
+_DONE = MARK.replace("TODO", "DONE")
 
 _WRAP: dict[str, Any] = {"subsequent_indent": "#   ", "break_long_words": False, "break_on_hyphens": False}
 _COMMENTS_ABOVE = re.compile(r"(?:^[ \t]*#.*\n)*\Z", re.MULTILINE)
@@ -57,17 +59,20 @@ class Edits:
     def todo(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
         source = self.source
-        self._findings[source.span(node), report.TODO, reason] = None
         line = source.first_line(source.span(source.statement(node))[0])
         present = _COMMENTS_ABOVE.findall(source.text[: source.start_of_line(line)].replace("\r", ""))
+        if _DONE in present[0]:
+            return
+        self._findings[source.span(node), report.TODO, reason] = None
         width = min(100, max(79, source.longest_line)) - len(self._indent(line))
         wrapped = textwrap.wrap(f"{MARK} {reason}", width, **_WRAP)
         if wrapped[0] not in self._comments[line] and _joined(" ".join(wrapped)) not in _joined(present[0]):
             self._comments[line] += wrapped
 
     def notice(self, node: ast.AST, reason: str) -> None:
-        """Leave a node unchanged, and add a notice to the report, but no comment to the file."""
-        self._findings[self.source.span(node), report.NOTICE, reason] = None
+        """Leave a node unchanged, and add a notice to the report, but no comment to the file, once for each reason."""
+        if not any(reason == each for _, _, each in self._findings):
+            self._findings[self.source.span(node), report.NOTICE, reason] = None
 
     def remove_statement(self, statement: ast.stmt) -> None:
         """Plan to remove a statement."""

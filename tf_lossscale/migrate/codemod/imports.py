@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names, policies
+from tf_lossscale.migrate.codemod import names, policies, unseen
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.rules import PRIVATE_NAME, Rules
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
+
+_STAR = "{} no longer exists. Import its names one by one, and migrate again."
+_GONE = "{} no longer exists and has no counterpart."
+_STAYS = "{} stays because not every use of it could be rewritten."
 
 
 class Imports:
@@ -74,16 +78,16 @@ class Imports:
         is_old, is_gone = name in {*table.OLD, *names.EMPTIED}, names.is_gone(dotted)
         reason = next(filter(None, map(source.stays, (dotted, *source.meanings(variable)))), None)
         if reason and (is_old or source.stays(dotted)):
-            self._edits.notice(statement, f"{dotted} {reason}")
+            unseen.report_kept(source, self._edits, statement, dotted, reason)
             return old
         if isinstance(statement, ast.Import) and not alias.asname:
             return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE} else old
         if not (is_old or is_gone) or name.startswith("tf_lossscale"):
             if name.rpartition(".")[0] in names.PRIVATE:
-                self._edits.notice(statement, PRIVATE_NAME.format(alias.name))
+                self._edits.notice(statement, PRIVATE_NAME.format(dotted.rpartition(".")[0]))
             return old
         if variable in self._rules.left:
-            self._edits.notice(statement, f"{bound} stays because not every use of it could be rewritten.")
+            self._edits.notice(statement, _STAYS.format(bound))
             return old
         used = source.names.get(variable, ())
         remains = any(node not in self._rules.gone for node in used)
@@ -94,7 +98,7 @@ class Imports:
             return _from(self._target(name, dotted, variable), bound)
         # The remaining uses of a module are reported where they are.
         if is_gone and not (remains and name in names.PRIVATE):
-            self._edits.todo(statement, f"{dotted} no longer exists and has no counterpart.")
+            self._edits.todo(statement, _GONE.format(dotted))
         return old
 
     def _target(self, name: str, dotted: str, variable: Variable) -> str:
@@ -118,11 +122,11 @@ class Imports:
         module = module_of(statement)
         name = names.canonical(module)
         if reason := self._source.stays(module):
-            self._edits.notice(statement, f"{module} {reason}")
+            unseen.report_kept(self._source, self._edits, statement, module, reason)
         elif name in table.MODULES:
             self._edits.rewrite(statement, f"from {names.legacy_module(name)} import *")
         elif name in names.PRIVATE and names.is_gone(module):
-            self._edits.todo(statement, f"{module} no longer exists. Import its names one by one, and migrate again.")
+            self._edits.todo(statement, _STAR.format(module))
 
 
 def _statement(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:

@@ -28,17 +28,21 @@ _INFER = (
 )
 _DOES_NOT_READ = (
     "compile() does not read the loss_scale of a policy. Give compile() a tf_lossscale.LossScaleOptimizer with this "
-    "scale (auto_scale_loss=False for None), or call tf_lossscale.install()."
+    "scale (auto_scale_loss=False for None), or call tf_lossscale.wrap_in_compile()."
 )
 _INFERRED = ("infer", "infer_float32_vars", "infer_with_float32_vars")
 _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("float16", "bfloat16")}
 
 
 def scale_of(source: Uses, use: Use) -> tuple[list[Argument], int] | None:
-    """Return the arguments of a call that creates a policy, and the index of its loss scale, or None without one."""
+    """Return the arguments of a call that creates a policy, and the index of its loss scale, or None without one.
+
+    Unpacked arguments may contain a loss scale, unless today's class gets them.
+    """
     call = source.called(use)
     arguments = source.arguments(call) if call and use.roles == {table.POLICY} else []
-    at = [i for i, each in enumerate(arguments) if each.keyword == "loss_scale" or (i == 1 and not each.keyword)]
+    scales = ("loss_scale",) if f"{table.KERAS}.Policy" in use.canonical else ("loss_scale", "*", "**")
+    at = [i for i, each in enumerate(arguments) if each.keyword in scales or (i == 1 and not each.keyword)]
     return (arguments, at[0]) if at else None
 
 
@@ -97,10 +101,24 @@ def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> Non
 def report_scale(source: Uses, edits: Edits, call: ast.Call, arguments: list[Argument], at: int) -> None:
     """Report a policy whose loss scale, which is the argument at an index, compile() does not read any more."""
     name = string(arguments[1 - at].value) if len(arguments) == 2 else None
-    compiles = any(node.attr == "compile" for node in source.nodes(ast.Attribute))
+    compiles = any(source.compiled_with)
     if (
         name in (None, "mixed_float16")
         and not _has_default_scale(arguments, at)
         and (compiles or not source.constructs)
+        and not source.changes_compile
+        and _is_passed_on(source, call)
     ):
-        edits.notice(call, _DOES_NOT_READ)
+        edits.todo(call, _DOES_NOT_READ)
+
+
+def _is_passed_on(source: Uses, node: ast.AST) -> bool:
+    """Return whether other code gets a policy, rather than a text or an attribute of it."""
+    outer = source.parents[node]
+    variable = source.aliases.get(node)
+    if variable and not source.is_requested(variable):
+        used = source.names.get(variable, ())
+        return not used or any(_is_passed_on(source, name) for name in used)
+    if isinstance(outer, ast.Call):
+        return not source.is_builtin(outer.func, "isinstance", "print", "repr", "str", "type")
+    return not isinstance(outer, (ast.Attribute, ast.Compare, ast.Expr, ast.FormattedValue))

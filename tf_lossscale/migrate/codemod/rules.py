@@ -15,8 +15,12 @@ from tf_lossscale.migrate.codemod.uses import Use, Uses
 _NOT_FOLLOWED = (
     "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
 )
-PRIVATE_NAME = "{} is private. It is left unchanged: check that your version of TensorFlow has it."
-_COMPARED = "the type of a wrapper is a subclass of its class: write isinstance()."
+PRIVATE_NAME = (
+    "{} is a private module. Its names without a replacement are left unchanged: check that your version of TensorFlow "
+    "has them."
+)
+_LOOKED_UP = "the string names {}. Its replacement is {}."
+_NO_COUNTERPART = "{} has no counterpart."
 _F_STRING = "old names in f-strings are not changed. Compute the value before, and migrate again."
 _NO_EFFECT = "the rewritten code uses another name, so this assignment has no effect."
 # What the import of a wrapper class becomes, unless its uses stay.
@@ -66,12 +70,10 @@ class Rules:
 
     def _wrapper(self, use: Use) -> None:
         source, node = self.source, use.node
-        new, call, test = wrappers.form(source, use, self.is_legacy), source.called(use), source.parents[node]
+        new, call = wrappers.form(source, use, self.is_legacy), source.called(use)
         stays = self._stays(use)
         if new.reason and not (stays and self.is_legacy and isinstance(node, ast.Attribute)):
             self.edits.todo(node, new.reason)
-        if isinstance(test, ast.Compare) and node is not test.left:
-            self.edits.todo(test, _COMPARED)
         if new.target is None or use.variable in self.left or use.roles == {table.OURS}:
             return
         if not stays or (isinstance(node, ast.Name) and new.target not in _IMPORTED):
@@ -82,6 +84,20 @@ class Rules:
             self.edits.replace(span, text)
         if call and (new.changes or node in self.gone):
             self.edits.rewritten(call)
+        if isinstance(source.parents[node], ast.ClassDef) and use.roles == {table.STABLE}:
+            self._initialized(source.parents[node])
+
+    def _initialized(self, subclass: ast.AST) -> None:
+        """Rewrite or report the arguments that a subclass of the stable class passes to its base class."""
+        for call in self.source.nodes(ast.Call):
+            code = self.source.code(call.func)
+            if code.startswith("super(") and code.endswith(").__init__") and subclass in self.source.ancestors(call):
+                new = wrappers.form_of_call(self.source, call, {table.STABLE})
+                if new.target != table.WRAPPER:
+                    self.edits.todo(call, new.reason or wrappers.SECOND)
+                for span, text in new.changes:
+                    self.edits.replace(span, text)
+                    self.edits.rewritten(call)
 
     def _policy(self, use: Use) -> None:
         source, stays, short = self.source, self._stays(use), use.rows[0].new.rpartition(".")[2]
@@ -105,7 +121,8 @@ class Rules:
 
     def _replace(self, use: Use, target: str, report: bool = True) -> None:
         """Replace a use with a dotted name, unless the use comes from a star import that becomes a star import."""
-        if isinstance(use.node, ast.Name) and not use.variable and all(map(names.is_gone, use.dotted)):
+        modules = {name.rpartition(".")[0] for name in use.canonical if names.is_gone(name)}
+        if isinstance(use.node, ast.Name) and not use.variable and modules and modules <= table.MODULES.keys():
             return
         self.gone |= {self.source.root(use.node), use.node}
         self.names_package = True
@@ -131,9 +148,9 @@ class Rules:
             if not alias or (table.KERAS in known and isinstance(alias[0], ast.ClassDef)):
                 self.edits.notice(node, _NOT_FOLLOWED)
         elif isinstance(node, ast.Attribute) and any(map(names.is_gone, use.dotted)):
-            self.edits.todo(node, f"{code} has no counterpart.")
+            self.edits.todo(node, _NO_COUNTERPART.format(code))
         elif isinstance(node, ast.Attribute):
-            self.edits.notice(node, PRIVATE_NAME.format(code))
+            self.edits.notice(node, PRIVATE_NAME.format(source.code(node.value)))
 
     def _looked_up(self, use: Use, full: set[str]) -> None:
         """Handle a call that looks a name up in a module by a string."""
@@ -145,7 +162,7 @@ class Rules:
             return
         owner, _, short = new[0].rpartition(".")
         if not source.is_builtin(call.func, "hasattr", "getattr"):
-            self.edits.todo(call, f"the string names {name}. Its replacement is {new[0]}.")
+            self.edits.todo(call, _LOOKED_UP.format(name, new[0]))
         elif not self._stays(use) and (new[0] != table.WRAPPER or source.is_builtin(call.func, "getattr")):
             if owner != table.KERAS:
                 self._replace(use, owner)

@@ -6,7 +6,9 @@ Values are not followed: a parameter, an attribute of an object or the result of
 from __future__ import annotations
 
 import ast
+import collections
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tf_lossscale.legacy import table
@@ -16,6 +18,11 @@ from tf_lossscale.migrate.codemod.source import Source
 #: Stands for anything that has no qualified name.
 UNKNOWN = "?"
 
+_CONTAINERS = (
+    *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.keyword),
+    *(ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.GeneratorExp),
+)
+_COLLECTIONS = ("dict", "frozenset", "list", "map", "set", "sorted", "tuple", "zip")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 # The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
@@ -138,6 +145,54 @@ class Scopes(Source):
             elif not (isinstance(binding.value, ast.Constant) and binding.value.value is None):
                 found |= self.dotted(binding.value) if binding.value else {UNKNOWN}
         return frozenset(found)
+
+    def values(self, node: ast.AST) -> list[ast.AST]:
+        """Return an expression, what it contains or chooses from, and what this file assigns to the names among these.
+
+        Names are followed by their spelling. The result may therefore contain too much.
+        """
+        found, followed = [node], {""}
+        for each in found:
+            name = getattr(each, "id", getattr(each, "attr", ""))
+            is_collection = isinstance(each, ast.Call) and self.is_builtin(each.func, *_COLLECTIONS)
+            found += ast.iter_child_nodes(each) if is_collection or isinstance(each, _CONTAINERS) else ()
+            found += self._assigned[name] if name not in followed else ()
+            followed.add(name)
+        return found
+
+    @functools.cached_property
+    def _assigned(self) -> dict[str, list[ast.AST]]:
+        """Maps the name of each variable, attribute and parameter to the expressions that this file assigns to it."""
+        found: dict[str, list[ast.AST]] = collections.defaultdict(list)
+        calls: dict[str, list[ast.Call]] = collections.defaultdict(list)
+        for call in self.nodes(ast.Call):
+            calls[getattr(call.func, "id", getattr(call.func, "attr", ""))].append(call)
+        for function in self.nodes(ast.FunctionDef):
+            parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            for call in calls[function.name]:
+                passed = zip(parameters[parameters[:1] in (["self"], ["cls"]) :], call.args, strict=False)
+                for name, value in (*passed, *((each.arg or "", each.value) for each in call.keywords)):
+                    found[name].append(value)
+        for node in self.parents:
+            if isinstance(getattr(node, "ctx", None), ast.Store):
+                outer = self.parents[node]
+                while isinstance(outer, (ast.Tuple, ast.List, ast.Starred)):
+                    outer = self.parents[outer]
+                assigned = getattr(outer, "value", None) or getattr(outer, "iter", None)
+                found[getattr(node, "id", getattr(node, "attr", ""))] += [assigned] if assigned else []
+        return found
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that contain a node, from the inside out."""
+        while node is not self.tree:
+            node = self.parents[node]
+            yield node
+
+    @functools.cached_property
+    def mentioned(self) -> set[str]:
+        """The qualified names that this file imports or uses."""
+        used = {dotted for node in self.nodes(ast.Attribute) for dotted in self.dotted(node)}
+        return used | self.modules | {each.dotted for bound in self.bindings.values() for each in bound}
 
     @functools.cached_property
     def modules(self) -> set[str]:

@@ -6,7 +6,7 @@ import ast
 import re
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod import class_tests, keras_3, names
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.scopes import CUSTOMARY, UNKNOWN, leads_to_old, string
 from tf_lossscale.migrate.codemod.uses import Uses
@@ -16,17 +16,19 @@ _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
     r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
     r"|tensorflow\.contrib\.mixed_precision[\w.]*"
-    r"|(tensorflow|tf_keras|keras)(\.[\w.]+)?\.mixed_precision"
-    r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*(\.mixed_precision\b|\s+import\s+mixed_precision\b).*",
+    r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*\.mixed_precision\b.*",
     re.DOTALL,
 )
+# A line of a config in YAML, JSON, TOML or a similar language. The group is the value.
+_IN_A_CONFIG = re.compile(r"""^[^\S\n]*(?:- )?["']?[\w.-]+["']?\s*[:=]\s*["']?([\w.]+)["']?[ ,;]*$""", re.MULTILINE)
 _STRING = "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
 _CONFIG = (
     "the string names an old class. Restore the optimizer with tf_lossscale.LossScaleOptimizer.from_config(config), or "
     "call tf_lossscale.install()."
 )
 _UNPACKED = (
-    "loss_scale is an argument of the old class only. The codemod does not follow a dict to the call that unpacks it."
+    "loss_scale is an argument of the old class only, and the codemod does not follow a dict to the call that unpacks "
+    "it. If this call is of tf_lossscale.LossScaleOptimizer, write tf_lossscale.legacy.from_loss_scale."
 )
 _OF_CALL = (
     "the module is the result of a call, which this tool does not follow. If it is an old module of TensorFlow, call "
@@ -36,24 +38,38 @@ _TAKES = "_loss_scale takes an object with the methods __call__() and update(gra
 _NO_STATE = (
     "if {0} belongs to a tf_lossscale.LossScaleOptimizer, it {1}. Read the wrapper's loss_scale, initial_scale, "
     "dynamic_growth_steps and dynamic_counter, or make the wrapper with "
-    "tf_lossscale.legacy.experimental.LossScaleOptimizer, which has the old object."
+    "tf_lossscale.legacy.experimental.LossScaleOptimizer(optimizer, loss_scale), which has the old object."
 )
 _DECAYED = "write {}._decayed_lr, which the wrapper has. Keras 3's optimizers have no such method."
+_OF_KERAS_3 = (
+    "{} is of Keras 3's class, but this file also uses names of the old class, which tf_lossscale.LossScaleOptimizer "
+    "replaces. Write get_scaled_loss and get_unscaled_gradients."
+)
 #: The hint about the wrappers that this package does not make, which a project gets at most once.
 COMPILED = (
     "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class: its objects are no "
     "instances of tf_lossscale.LossScaleOptimizer and have none of its methods. Give compile() a "
     "tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
 )
+_NOT_WRAPPED = (
+    "this test fails for an optimizer that compile() under mixed_float16, or another library, has wrapped in Keras's "
+    "own class, and the loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call "
+    "tf_lossscale.wrap_in_compile()."
+)
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
-_OVERRIDES = "{} overrides a private method of the old class, which tf_lossscale does not call."
+_OVERRIDES = (
+    "{} overrides a private method of the old class, which tf_lossscale does not call. Remove it, or override "
+    "get_unscaled_gradients or apply_gradients."
+)
+_SUPPRESSED = re.compile(r"except\b[^:]*(AttributeError|Exception)\b|except\s*:|([\w.]+\.)?suppress\(")
 # Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
 _HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
 # Private methods of the old wrapper classes that tf_lossscale's wrappers have, but do not call.
 _OVERRIDDEN = {*_HOOKS, "_compute_gradients", "_get_gradients"}
-_HOOK = "{} was a private method of the old class. tf_lossscale has no such method."
-# What only the wrappers of TensorFlow 2 have, and Keras's own class has not.
-_METHODS = ("get_scaled_loss", "get_unscaled_gradients")
+_HOOK = (
+    "{} was a private method of the old class. tf_lossscale has no such method: remove the call, or write "
+    "get_unscaled_gradients in place of _unscale_grads."
+)
 
 
 def report(source: Uses, edits: Edits) -> None:
@@ -72,9 +88,17 @@ def report(source: Uses, edits: Edits) -> None:
             edits.notice(value, _CONFIG)
     if source.roles & names.WRAPPERS:
         _private_attributes(source, edits)
+    if source.roles & {table.STABLE, table.EXPERIMENTAL}:
+        for node in keras_3.uses(source)[:1]:
+            edits.todo(node, _OF_KERAS_3.format(getattr(node, "attr", getattr(node, "name", ""))))
     if not source.keeps_old_state and not source.uses_legacy:
         _old_state(source, edits)
-    _hint(source, edits)
+    _compiled(source, edits)
+
+
+def report_kept(source: Uses, edits: Edits, node: ast.AST, dotted: str, reason: str) -> None:
+    """Report a name that stays as it is, for a reason from `Uses.stays`."""
+    (edits.todo if source.has_no_effect(dotted) else edits.notice)(node, f"{dotted} {reason}")
 
 
 def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
@@ -82,7 +106,7 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
     code, root = source.code(node), source.root(node)
     for dotted in source.dotted(node) if not isinstance(source.parents[node], ast.Attribute) else ():
         if (reason := source.stays(dotted)) and not (root and any(map(source.stays, source.dotted(root)))):
-            edits.notice(node, f"{dotted} {reason}")
+            report_kept(source, edits, node, dotted, reason)
     if re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT and source.dotted(node) == {UNKNOWN}:
         edits.notice(node, _OF_CALL)
     elif root and root.id in CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
@@ -99,10 +123,12 @@ def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
     value = string(node) or ""
     if isinstance(source.parents[node], ast.Expr):
         return
-    if _IN_A_STRING.fullmatch(value):
+    is_import = getattr(getattr(source.parents[node], "func", None), "attr", "") == "import_module"
+    is_named = any(map(_IN_A_STRING.fullmatch, [value, *_IN_A_CONFIG.findall(value)]))
+    if is_named or (is_import and names.canonical(value) == table.KERAS):
         edits.notice(node, _STRING)
     elif reason := source.stays(value):
-        edits.notice(node, f"{value} {reason}")
+        report_kept(source, edits, node, value, reason)
 
 
 def _items(source: Uses) -> list[tuple[str | None, ast.expr]]:
@@ -125,20 +151,24 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
         edits.todo(method, _OVERRIDES.format(getattr(method, "name", "")))
     for node in source.nodes(ast.Attribute):
         owner = source.code(node.value)
+        is_wrapper = owner != "self" or _class_around(source, node) in wrappers
         if node.attr == "_loss_scale" and isinstance(node.ctx, ast.Store):
             # In a class that derives from an old loss scale, the attribute is the class's own.
             if owner != "self" or (wrappers and derived.get(_class_around(source, node), True)):
                 edits.notice(node, _TAKES)
-        elif node.attr in _HOOKS:
+        elif node.attr in _HOOKS and is_wrapper:
             edits.todo(node, _HOOK.format(node.attr))
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
-            edits.todo(node, _DECAYED.format(owner.rpartition(".")[0]))
+            wrapper = owner.rpartition(".")[0]
+            if wrapper != "self":
+                edits.todo(node, _DECAYED.format(wrapper))
+            elif _class_around(source, node) in wrappers:
+                # The class may override the method.
+                edits.todo(node, _DECAYED.format("super()"))
 
 
 def _class_around(source: Uses, node: ast.AST) -> ast.AST:
-    while node is not source.tree and not isinstance(node, ast.ClassDef):
-        node = source.parents[node]
-    return node
+    return next((each for each in source.ancestors(node) if isinstance(each, ast.ClassDef)), source.tree)
 
 
 def _old_state(source: Uses, edits: Edits) -> None:
@@ -148,34 +178,63 @@ def _old_state(source: Uses, edits: Edits) -> None:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
         is_suspect = is_called and wraps and "." in code and code != "self.loss_scale"
-        if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node):
+        if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, node):
             what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
             edits.todo(node, _NO_STATE.format(code, what))
 
 
-def _is_guarded(source: Uses, node: ast.AST) -> bool:
-    """Return whether an expression runs only if it is a loss scale object, as `callable` or `isinstance` say."""
-    guard = re.compile(rf"\b(callable|isinstance)\({re.escape(source.code(node))}\b")
-    while node is not source.tree:
-        outer, node = node, source.parents[node]
-        if isinstance(node, (ast.If, ast.IfExp)) and outer is not node.test and guard.search(source.code(node.test)):
+def _is_guarded(source: Uses, node: ast.AST, subject: ast.AST) -> bool:
+    """Return whether an expression runs only if `callable`, `hasattr` or `isinstance` accepts the subject."""
+    guard = re.compile(rf"\b(callable|hasattr|isinstance)\({re.escape(source.code(subject))}\b")
+    for outer in source.ancestors(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and node is not outer.test and guard.search(source.code(outer.test)):
             return True
+        node = outer
     return False
 
 
-def _hint(source: Uses, edits: Edits) -> None:
-    """Give the hint if the file tests for a wrapper, or needs one, that `compile` or another file may make."""
+def _compiled(source: Uses, edits: Edits) -> None:
+    """Report that `compile` or another file may make the wrapper that a file tests for or needs."""
     wrapped = {use.node for use in source.uses}
-    compiled = [call for call in source.nodes(ast.Call) if getattr(call.func, "attr", "") == "compile"]
-    given = [keyword.value for call in compiled for keyword in call.keywords if keyword.arg == "optimizer"]
+    given = source.compiled_with
     is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
-    state = source.state.reads if source.keeps_old_state else []
-    suspects: list[ast.expr] = [
-        node
-        for node in source.nodes(ast.Attribute)
-        if getattr(node.value, "attr", "") == "optimizer" and (node in state or node.attr in _METHODS)
-    ]
+    if source.changes_compile or (source.constructs and not is_bare):
+        return
+    tests = [node for node in source.parents if _is_test(source, node)]
+    needs: list[ast.AST] = [node for node in source.nodes(ast.Attribute) if _needs_wrapper(source, node)]
     if not source.constructs:
-        suspects += [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
-    if suspects and (is_bare or not source.constructs):
-        edits.notice(suspects[0], COMPILED)
+        classes = [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
+        tests += class_tests.tests(source) if classes else []
+        needs += classes
+    for node in tests[:1]:
+        edits.todo(node, _NOT_WRAPPED)
+    for node in needs[:1] if not tests else ():
+        edits.notice(node, COMPILED)
+
+
+def _is_test(source: Uses, node: ast.AST) -> bool:
+    """Return whether a program goes on without a method of the old class that a node looks for or calls."""
+    if string(node) in keras_3.OLD_METHODS:
+        # A program that also uses Keras 3's methods is for both classes.
+        return not keras_3.uses(source)
+    if getattr(node, "attr", "") not in keras_3.OLD_METHODS or _is_guarded(source, node, getattr(node, "value", node)):
+        return False
+    outer = list(source.ancestors(node))
+    handlers = (handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers)
+    managers = (item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items)
+    return any(_SUPPRESSED.match(source.code(each)) for each in (*handlers, *managers))
+
+
+def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
+    """Return whether a node reads what only the old class has from the optimizer of a model."""
+    is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
+    return is_old and _is_of_model(source, node.value) and not _is_guarded(source, node, node.value)
+
+
+def _is_of_model(source: Uses, node: ast.AST) -> bool:
+    """Return whether an expression may be the optimizer of a model, which `compile` has set."""
+    return any(
+        getattr(each, "attr", "") == "optimizer"
+        or (isinstance(each, ast.Call) and len(each.args) > 1 and string(each.args[1]) == "optimizer")
+        for each in source.values(node)
+    )

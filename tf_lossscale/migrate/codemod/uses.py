@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.migrate.codemod import keras_3, names
 from tf_lossscale.migrate.codemod.old_state import OldState
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
@@ -19,6 +19,10 @@ _IN_COPY = (
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
 )
 _BACKEND = "may run on another backend, because this file does not import TensorFlow."
+_OF_KERAS_3 = [f"{root}{table.KERAS}.LossScaleOptimizer" for root in ("", "tensorflow.", "tensorflow.compat.v2.")]
+_KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3's class has."
+# The names of layers, models and optimizers. The first group is the library.
+_MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
 
 
 class Around(NamedTuple):
@@ -103,7 +107,8 @@ class Uses(Scopes):
     def _use(self, node: ast.expr) -> Use | None:
         dotted = self.dotted(node)
         known = {names.canonical(each) for each in dotted}
-        if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in dotted):
+        found = dotted | self.looked_up(node, dotted)
+        if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in found):
             return None
         rows = tuple(table.OLD[each] for each in sorted(known) if each in table.OLD)
         is_value = not isinstance(self.parents[node], ast.Attribute)
@@ -126,7 +131,18 @@ class Uses(Scopes):
         """Return the reason why a name that looks like an old one is not changed, or None."""
         if not self.imports_tensorflow and dotted == f"{table.KERAS}.LossScaleOptimizer":
             return _BACKEND
+        if dotted in _OF_KERAS_3 and self._is_for_keras_3:
+            return _KERAS_3
         return _IN_COPY if names.in_copy(dotted) else None
+
+    @functools.cached_property
+    def _is_for_keras_3(self) -> bool:
+        return keras_3.is_for_keras_3(self)
+
+    def has_no_effect(self, dotted: str) -> bool:
+        """Return whether a public name is in TensorFlow's copy of Keras, and this file's models may not be."""
+        found = {match[1] for match in map(_MODELS.match, self.mentioned) if match}
+        return names.in_copy(dotted) and "._" not in dotted and found != {"tensorflow.python.keras"}
 
     def looked_up(self, node: ast.AST, dotted: Iterable[str]) -> set[str]:
         """Return the qualified names that a call with a module and a string, such as `hasattr`, looks up."""
@@ -150,10 +166,13 @@ class Uses(Scopes):
         call = self.parents[use.node]
         return call if isinstance(call, ast.Call) and call.func is use.node else None
 
-    def is_tested(self, node: ast.AST) -> bool:
+    def is_tested(self, node: ast.AST, followed: frozenset[Variable] = frozenset()) -> bool:
         """Return whether a class is tested, annotated, or asked for an attribute, rather than called or stored."""
         while True:
             node, inner = self.parents[node], node
+            if (variable := self.aliases.get(inner)) and not self.is_requested(variable):
+                used = self.names.get(variable, []) if variable not in followed else []
+                return bool(used) and all(self.is_tested(name, followed | {variable}) for name in used)
             if isinstance(node, (ast.Attribute, ast.Compare, ast.MatchClass, ast.arg)):
                 return True
             if isinstance(node, ast.Call):
@@ -175,6 +194,18 @@ class Uses(Scopes):
         return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
 
     @functools.cached_property
+    def compiled_with(self) -> list[ast.expr]:
+        """The optimizers that this file passes to the method `compile` of a model."""
+        calls = (call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN})
+        arguments = (self.arguments(call) for call in calls if getattr(call.func, "attr", "") == "compile")
+        return [
+            argument.value
+            for given in arguments
+            for i, argument in enumerate(given)
+            if argument.keyword in ("optimizer", "*", "**") or (i == 0 and not argument.keyword)
+        ]
+
+    @functools.cached_property
     def constructs(self) -> bool:
         """Whether this file wraps an optimizer."""
         made = (use.node for use in self.uses if use.roles & {*names.WRAPPERS, table.GRAPH_REWRITE})
@@ -185,8 +216,12 @@ class Uses(Scopes):
     @functools.cached_property
     def uses_legacy(self) -> bool:
         """Whether this file uses the names of this package that have their old meaning."""
-        used = {dotted for node in self.nodes(ast.Attribute) for dotted in self.dotted(node)}
-        return any(f"{dotted}.".startswith(f"{table.LEGACY_MODULE}.") for dotted in used | self.modules)
+        return any(f"{dotted}.".startswith(f"{table.LEGACY_MODULE}.") for dotted in self.mentioned)
+
+    @functools.cached_property
+    def changes_compile(self) -> bool:
+        """Whether this file makes `compile` wrap optimizers in this package's class."""
+        return not self.mentioned.isdisjoint({"tf_lossscale.install", "tf_lossscale.wrap_in_compile"})
 
     @functools.cached_property
     def keeps_old_state(self) -> bool:

@@ -20,12 +20,18 @@ _EITHER = (
     f"{{}} may be either of two classes, which take different arguments. Write {table.WRAPPER} or {WITH_OLD_ARGUMENTS}."
 )
 _FITS_BOTH = f"the arguments fit both the old and the new class. Write {table.WRAPPER} or {names.HELPER}."
-_SECOND = (
+SECOND = (
     "the second argument is a fixed scale in TensorFlow 2.3, `dynamic` in 2.4, and the initial scale in Keras 3. Write "
     "dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N for a scale that only starts at N."
 )
-_NO_MATCH = "the arguments do not match the signature (optimizer, loss_scale)."
-_UNSURE = "{} may also be something other than TensorFlow's class."
+_NO_MATCH = (
+    "the arguments do not match the signature (optimizer, loss_scale). Write those of tf_lossscale.LossScaleOptimizer: "
+    "inner_optimizer, dynamic, initial_scale, dynamic_growth_steps."
+)
+_UNSURE = (
+    f"{{}} may also be something other than TensorFlow's class. Where it is TensorFlow's class, write {names.HELPER}, "
+    "which takes the same arguments."
+)
 
 
 class Form(NamedTuple):
@@ -45,11 +51,13 @@ def form(source: Uses, use: Use, is_legacy: bool = False) -> Form:
         return Form(table.WRAPPERS_WITH_OLD_ARGUMENTS[roles.pop()])
     if call is None and len(roles) > 1 and not source.is_tested(use.node):
         return Form(None, reason=_EITHER.format(source.code(use.node)))
-    new = _called(source, source.arguments(call), roles) if call and roles else Form(table.WRAPPER)
+    new = form_of_call(source, call, roles) if call and roles else Form(table.WRAPPER)
     return Form(None, reason=_UNSURE.format(source.code(use.node))) if new.changes and not use.is_sure else new
 
 
-def _called(source: Uses, arguments: list[Argument], roles: set[str]) -> Form:
+def form_of_call(source: Uses, call: ast.Call, roles: set[str]) -> Form:
+    """Return the new form of a call with the arguments of a wrapper class, whose roles are given."""
+    arguments = source.arguments(call)
     keywords = {argument.keyword for argument in arguments}
     second = next((a for i, a in enumerate(arguments) if a.keyword == "dynamic" or (i == 1 and not a.keyword)), None)
     value = second.value if second else None
@@ -57,7 +65,7 @@ def _called(source: Uses, arguments: list[Argument], roles: set[str]) -> Form:
     is_old = value is not None and (_is_dynamic(value) or _is_number(value) or _is_scale(source, value))
     is_clear = is_flag or (is_old and not _is_number(value)) if value else True
     if roles == {table.STABLE} and second and not (second.keyword or is_clear):
-        return Form(None, reason=_SECOND)
+        return Form(None, reason=SECOND)
     if keywords & {"*", "**"}:
         # A program for both classes may unpack a dict of arguments that depends on the version of TensorFlow. The
         # codemod assumes that only the new class is called with `**`.
