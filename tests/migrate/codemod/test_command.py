@@ -83,15 +83,15 @@ def test_a_run_that_is_killed_has_told_everything_and_leaves_each_file_old_or_ne
     assert run(str(tmp_path)) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line]
     assert told
-    write_atomically = files.write_atomically
+    write = files._write
 
-    def second_fails(path, content):
-        if path == str(paths[1]):
+    def second_fails(changed):
+        if changed.path == str(paths[1]):
             raise Killed
-        write_atomically(path, content)
+        write(changed)
 
     with monkeypatch.context() as context:
-        context.setattr(files, "write_atomically", second_fails)
+        context.setattr(files, "_write", second_fails)
         with pytest.raises(Killed):
             run("--write", str(tmp_path))
     assert [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line] == told
