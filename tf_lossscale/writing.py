@@ -75,7 +75,7 @@ def _require_replaceable(path: pathlib.Path) -> None:
 def _properties(path: pathlib.Path) -> dict[str, Any]:
     """Return everything about a file that its replacement must keep, by the names that error messages use."""
     status, names = path.stat(), []
-    # Linux stores ACLs as extended attributes. Other systems lack these functions, and some file systems lack attributes.
+    # Linux stores ACLs as extended attributes. Other systems and some file systems do not have them.
     with contextlib.suppress(AttributeError, OSError):
         names = os.listxattr(path)
     attributes = {name: os.getxattr(path, name) for name in names}

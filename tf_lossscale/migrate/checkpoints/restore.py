@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tf_lossscale import errors
 from tf_lossscale.families import registry as families
 from tf_lossscale.migrate.checkpoints import live, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 
 if TYPE_CHECKING:
@@ -106,8 +108,8 @@ def restore(
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
     micro_steps = None if steps is None else _micro_steps(saved, steps, target, notes)
-    _check_counts(file, {**saved.scale_state, "iterations": micro_steps or 0})
-    values = [(variable, tensor.value()) for tensor, variable in pairs]
+    _check_numbers(file, {**saved.scale_state, "iterations": micro_steps or 0})
+    values = [(variable, _fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs]
     trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
     family: Any = families.family_of(target.inner)
@@ -123,18 +125,20 @@ def restore(
         places.append((target.iterations(), micro_steps))
         steps = int(micro_steps // target.micro_steps)
         if kind == "Nadam":
-            attribute, decay = target.nadam_product
-            product = slot_names.nadam_product(target.number("beta_1"), steps, decay)
-            places.append((getattr(target.inner, attribute), product))
+            places.append((target.nadam_product(), _nadam_product(saved, steps, target)))
     scale = _scale(saved, target, notes)
     places += [(target.scale_variables()[key], value) for key, value in scale.items()]
     notes.unset += target.remaining([variable for variable, _ in places])
-
-    # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
-    for variable, value in (*values, *places):
-        variable.assign(value)
-    if saved.learning_rate is not None and not target.has_schedule:
-        target.inner.learning_rate = saved.learning_rate
+    rate = None if target.has_schedule else saved.learning_rate
+    rate_is_variable = hasattr(target.learning_rate(), "assign")
+    if rate is not None and rate_is_variable:
+        places.append((target.learning_rate(), rate))
+    _assign([*values, *((place, _fitting(file, matching.name_of(place), value, place)) for place, value in places)])
+    if rate is not None and not rate_is_variable:
+        target.inner.learning_rate = rate
+    if steps is not None and hasattr(target.inner, "_u_product_counter"):
+        # In eager mode, tf_keras's Nadam compares this number with `iterations` to update its product once per step.
+        target.inner._u_product_counter = steps + 1
     return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), notes.all())
 
 
@@ -149,10 +153,59 @@ def _target(argument: str, optimizer: Any) -> Target:
     return target
 
 
-def _check_counts(file: File, counts: Mapping[str, float]) -> None:
-    for name, count in counts.items():
-        if name != "loss_scale" and not 0 <= count < 2**63:
-            raise ValueError(f"{file.path}: {name} must be a number of steps from 0 to 2**63 - 1, but is {count:g}.")
+def _check_numbers(file: File, numbers: Mapping[str, float]) -> None:
+    """Raise an error if the loss scale is not a positive number, or if a count is not a number of steps."""
+    for name, number in numbers.items():
+        if name == "loss_scale":
+            try:
+                errors.positive_number(name, number, "Use another copy.")
+            except ValueError as error:
+                raise FileError(f"{file.path}: {error}") from error
+        # Beyond 2**53, a float64 does not hold every count, and further steps might exceed an int64.
+        elif not (0 <= number <= 2**53 and number == int(number)):
+            raise FileError(f"{file.path}: {name} must be a number of steps from 0 to 2**53, but is {number:g}.")
+
+
+def _fitting(file: File, name: str, value: Any, variable: Any, notes: Notes | None = None) -> np.ndarray:
+    """Convert a value to the dtype of a variable. Raise an error if the dtype or the shape does not fit."""
+    import tensorflow as tf
+
+    value, dtype = np.asarray(value), tf.as_dtype(variable.dtype)
+    is_text = value.dtype.kind in "OSU"
+    if is_text != (dtype == tf.string) or value.shape != tuple(variable.shape):
+        fits, converted = False, value
+    else:
+        with warnings.catch_warnings():
+            # NumPy warns of infinities and of lost imaginary parts.
+            warnings.simplefilter("ignore")
+            converted = value.astype(dtype.as_numpy_dtype, copy=False)
+        may_round = dtype.is_complex or (dtype.is_floating and value.dtype.kind != "c")
+        fits = is_text or np.array_equal(*(map(np.isfinite, (converted, value)) if may_round else (converted, value)))
+    if not fits:
+        raise FileError(
+            f"{file.path}: {name} is of dtype {tf.as_dtype(value.dtype).name} and shape {value.shape}, and its values "
+            f"do not fit into {matching.name_of(variable)} of dtype {dtype.name} and shape {tuple(variable.shape)}. "
+            "Pass a variable of the same dtype and shape."
+        )
+    is_other = converted is not value and not is_text
+    if notes is not None and is_other and not np.array_equal(converted, value, equal_nan=True):
+        notes.rounded.append(name)
+    return converted
+
+
+def _assign(pairs: list[tuple[Any, Any]]) -> None:
+    """Assign a value to each variable. After an error or an interrupt, give the variables their old values again."""
+    import tensorflow as tf
+
+    before = []
+    try:
+        for variable, value in pairs:
+            before.append((variable, tf.convert_to_tensor(variable)))
+            variable.assign(value)
+    except BaseException:
+        for variable, value in before:
+            variable.assign(value)
+        raise
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -160,21 +213,21 @@ def _chosen(file: File, name: str | None) -> Optimizer:
     if len(named) == 1:
         return named[0]
     if not file.optimizers:
-        raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
+        raise FileError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
     names = ", ".join(each.path or "(the root)" for each in file.optimizers)
-    raise ValueError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
+    raise FileError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 
 def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     kind = slot_names.known_class(inner)
     if kind is None:
         supported = ", ".join(slot_names.ATTRIBUTES)
-        raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
+        raise FileError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
     given, slots, needed = type(inner).__name__, set(slot_names.canonical(kind, saved.slots)), slot_names.required(kind)
     fits = saved.name in (None, given, kind) or {saved.name, kind} == {"Adam", "AdamW"}
     if not fits or (slots and not needed <= slots):
         there, needed_there = (", ".join(sorted(each)) or "none" for each in (slots, needed))
-        raise ValueError(
+        raise FileError(
             f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name or '(unknown)'}, but the given "
             f"optimizer is {given}. The slots in the file are {there}, and {given} needs {needed_there}. Create an "
             "optimizer of the same class as the one in the file."
@@ -198,7 +251,7 @@ def _slots(
         for (tensor, named), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
             owner = named or other
             if owner is None or (named is None and owner.shape != tensor.shape):
-                raise ValueError(
+                raise FileError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
                     "all variables that the optimizer trained, in the order in which they were passed to its build()."
                 )
@@ -207,7 +260,7 @@ def _slots(
                 continue
             variable = variable_of[owner.path]
             if tensor.shape != tuple(variable.shape):
-                raise ValueError(
+                raise FileError(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
@@ -217,7 +270,7 @@ def _slots(
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
                 # negative learning rate.
                 value = np.float32(-_learning_rate_now(inner)) * value
-            found.append((slot, variable, value))
+            found.append((slot, variable, _fitting(file, tensor.path, value, variable, notes)))
             if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
                 by_order[matching.name_of(variable)] = None
     notes.lost += lost
@@ -239,7 +292,7 @@ def _places(
     for slot, variable, value in slots:
         key = target.key(variable)
         if key is None:
-            raise ValueError(
+            raise FileError(
                 f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
                 "into a new optimizer, or pass the variables that this one was built for."
             )
@@ -267,7 +320,7 @@ def _steps(file: File, saved: Optimizer, target: Target, notes: Notes) -> int | 
         if is_exact:
             return steps
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
-        raise ValueError(
+        raise FileError(
             f"{file.path}: the file has several Adam optimizers, each with a beta1_power, but does not say which "
             "beta1_power belongs to which optimizer. Save each optimizer's variables in a separate file."
         )
@@ -289,6 +342,14 @@ def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> 
         notes.lost.append(f"the slots gradient_accumulator of {steps % there:g} micro-steps")
         return int(steps // there) * target.micro_steps
     return steps
+
+
+def _nadam_product(saved: Optimizer, steps: int, target: Target) -> float:
+    """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
+    if saved.nadam_product is not None and saved.slots_are_lists == target.slots_are_lists:
+        return saved.nadam_product
+    # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
+    return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
 
 
 def _learning_rate_now(inner: Any) -> float:

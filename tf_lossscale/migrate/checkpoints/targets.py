@@ -29,8 +29,7 @@ class Target:
 
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas.
     slots_are_lists = True
-    #: The attribute with the product of Nadam's momentum coefficients, and the decay of its momentum schedule.
-    nadam_product: tuple[str, float] = ("_u_product", 1.0)
+    _nadam_product = "_u_product"
 
     def __init__(self, optimizer: Any, inner: Any, library: str):
         self.optimizer = optimizer
@@ -83,6 +82,10 @@ class Target:
         """Return the variable with the step count. With gradient accumulation in Keras 3, it counts micro-steps."""
         return self.inner._iterations
 
+    def nadam_product(self) -> Any:
+        """Return the variable with the product of Nadam's momentum coefficients, or None for other optimizers."""
+        return getattr(self.inner, self._nadam_product, None)
+
     def learning_rate(self) -> Any:
         """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
@@ -114,7 +117,7 @@ class _TfKeras(Target):
 
 class _Legacy(Target):
     slots_are_lists = False
-    nadam_product = ("_m_cache", 0.004)
+    _nadam_product = "_m_cache"
 
     def _key(self, variable: Any) -> Any:
         key = variable._unique_id
