@@ -48,11 +48,12 @@ class Notes:
             # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
             ignored |= {"decay", "weight_decay"} if kind == "AdamW" else {"decay"}
             if decay := saved.hyperparameters.get("decay"):
+                rate = "learning_rate" if saved.learning_rate is None else f"{saved.learning_rate:g}"
                 self.texts.append(
                     f"The file has decay={decay:g}, which in Nadam belongs to the momentum, not to the learning rate."
                     if kind == "Nadam"
                     else f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
-                    f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
+                    f"InverseTimeDecay({rate}, 1, {decay:g})."
                 )
         for name, value in saved.hyperparameters.items():
             if name not in ignored:

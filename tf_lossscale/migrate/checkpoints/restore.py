@@ -107,8 +107,12 @@ def restore(
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
-    micro_steps = None if steps is None else _micro_steps(saved, steps, target, notes)
-    _check_numbers(file, {**saved.scale_state, "iterations": micro_steps or 0})
+    _check_numbers(file, {**saved.scale_state, "iterations": steps or 0})
+    product = None
+    if steps is not None:
+        micro_steps = _micro_steps(saved, steps, target, notes)
+        steps = int(micro_steps // target.micro_steps)
+        product = _nadam_product(file, saved, steps, target) if kind == "Nadam" else None
     values = [(variable, _fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs]
     trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
@@ -121,11 +125,10 @@ def restore(
         # An average that was not saved starts at its variable's value.
         slots = [*(("average", variable, value) for variable, value in trained), *slots]
     places = _places(file, target, kind, slots, notes)
-    if micro_steps is not None:
+    if steps is not None:
         places.append((target.iterations(), micro_steps))
-        steps = int(micro_steps // target.micro_steps)
-        if kind == "Nadam":
-            places.append((target.nadam_product(), _nadam_product(saved, steps, target)))
+    if product is not None:
+        places.append((target.nadam_product(), product))
     scale = _scale(saved, target, notes)
     places += [(target.scale_variables()[key], value) for key, value in scale.items()]
     notes.unset += target.remaining([variable for variable, _ in places])
@@ -264,13 +267,13 @@ def _slots(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
-            value = tensor.value()
+            value = _fitting(file, tensor.path, tensor.value(), variable, notes)
             if saved.of_tf1 and kind == "SGD":
                 # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
                 # negative learning rate.
                 value = np.float32(-_learning_rate_now(inner)) * value
-            found.append((slot, variable, _fitting(file, tensor.path, value, variable, notes)))
+            found.append((slot, variable, value))
             if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
                 by_order[matching.name_of(variable)] = None
     notes.lost += lost
@@ -332,9 +335,9 @@ def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> 
     if "gradient_accumulator" not in saved.slots:
         return steps * target.micro_steps
     there = saved.hyperparameters.get("gradient_accumulation_steps")
-    if there is None:
+    if there is None or not there >= 1:
         notes.texts.append(
-            f"The file counts {steps} micro-steps, but does not contain gradient_accumulation_steps. With the "
+            f"The file counts {steps} micro-steps, but does not say how many of them make a step. With the "
             f"optimizer's own value, {target.micro_steps}, these are {steps // target.micro_steps} steps."
         )
     elif there != target.micro_steps:
@@ -344,12 +347,16 @@ def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> 
     return steps
 
 
-def _nadam_product(saved: Optimizer, steps: int, target: Target) -> float:
+def _nadam_product(file: File, saved: Optimizer, steps: int, target: Target) -> float:
     """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
-    if saved.nadam_product is not None and saved.slots_are_lists == target.slots_are_lists:
-        return saved.nadam_product
-    # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
-    return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
+    if saved.nadam_product is None or saved.slots_are_lists != target.slots_are_lists:
+        # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
+        return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
+    if not 0 <= saved.nadam_product <= 1:
+        raise FileError(
+            f"{file.path}: Nadam's product of momenta must be a number from 0 to 1, but is {saved.nadam_product:g}."
+        )
+    return saved.nadam_product
 
 
 def _learning_rate_now(inner: Any) -> float:

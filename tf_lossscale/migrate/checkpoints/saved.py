@@ -56,9 +56,9 @@ class Tensor:
         return np.asarray(self.read())
 
     def number(self) -> Any:
-        """Read the value of a scalar as a Python number. If it is text or a complex number, raise a ValueError."""
+        """Read the value of a scalar as a Python number. If it is not a real number, raise a ValueError."""
         number: Any = self.value().item()
-        if not isinstance(number, (int, float)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise ValueError(f"{self.path} must be a real number, but is {number!r}")
         return number
 
