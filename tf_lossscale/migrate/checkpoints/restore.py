@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -112,7 +113,7 @@ def restore(
     if steps is not None:
         micro_steps = _micro_steps(saved, steps, target, notes)
         steps = int(micro_steps // target.micro_steps)
-        product = _nadam_product(file, saved, steps, target) if kind == "Nadam" else None
+        product = _nadam_product(file, saved, steps, target, notes) if kind == "Nadam" else None
     values = [(variable, _fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs]
     trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
@@ -207,7 +208,9 @@ def _assign(pairs: list[tuple[Any, Any]]) -> None:
             variable.assign(value)
     except BaseException:
         for variable, value in before:
-            variable.assign(value)
+            # The variable whose assignment failed may fail again.
+            with contextlib.suppress(Exception):
+                variable.assign(value)
         raise
 
 
@@ -347,9 +350,15 @@ def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> 
     return steps
 
 
-def _nadam_product(file: File, saved: Optimizer, steps: int, target: Target) -> float:
+def _nadam_product(file: File, saved: Optimizer, steps: int, target: Target, notes: Notes) -> float:
     """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
-    if saved.nadam_product is None or saved.slots_are_lists != target.slots_are_lists:
+    has_schedule_of_target = saved.slots_are_lists == target.slots_are_lists
+    if saved.nadam_product is None or not has_schedule_of_target:
+        if has_schedule_of_target:
+            notes.texts.append(
+                "The file does not contain Nadam's product of momenta. It is computed from the step count, which may "
+                "include skipped steps."
+            )
         # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
         return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
     if not 0 <= saved.nadam_product <= 1:
