@@ -101,6 +101,6 @@ def _keep(before: dict[str, Any], temporary: pathlib.Path) -> None:
     lost = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if lost:
         raise OSError(
-            f"the file cannot be replaced, because the new file would have another {' and '.join(lost)}. Run the "
-            "command as the owner of the file, or write the file yourself"
+            f"the file was not replaced, because its {' and '.join(lost)} cannot be kept. Run the command as the owner "
+            "of the file, or edit the file by hand"
         )
