@@ -190,7 +190,11 @@ def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys
     with pytest.raises(ValueError, match="several variables") as caught:
         migrate.restore(path, tf.keras.optimizers.SGD(), {"variable": variables["b"]})
     assert cli.main(["inspect", f"{path}{evil}"]) == 2
-    for text in (printed.out, capsys.readouterr().err, str(caught.value)):
+    (tmp_path / "checkpoint").write_text(evil)
+    assert cli.main(["inspect", str(tmp_path)]) == 2
+    errors = capsys.readouterr().err
+    assert "the file `checkpoint` cannot be read" in errors
+    for text in (printed.out, errors, str(caught.value)):
         assert all(each.isprintable() for each in text.replace("\n", "")) and "\nfaked" not in text
 
 

@@ -58,10 +58,14 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
     # `checkpoint` is not always a file. Some programs write checkpoints to a folder with this name.
     if (folder / "checkpoint").is_file():
         import tensorflow as tf
+        from google.protobuf import text_format
 
         with explaining_damage(str(folder), "the file `checkpoint`"):
-            state = tf.train.get_checkpoint_state(str(folder))
-            latest = "" if state is None else str(state.model_checkpoint_path)
+            # TensorFlow's own functions print the text of a damaged file, and look for the checkpoint wherever it is.
+            state = tf.compat.v1.train.generate_checkpoint_state_proto(str(folder), "")
+            state.Clear()
+            text_format.Merge((folder / "checkpoint").read_text("utf-8"), state)
+            latest = str(folder / state.model_checkpoint_path) if state.model_checkpoint_path else ""
             if latest and not pathlib.Path(latest).parent.resolve().is_relative_to(folder.resolve()):
                 raise FileError(
                     f"{folder}: the file `checkpoint` leads to another folder: {latest}. If you trust this file, pass "
