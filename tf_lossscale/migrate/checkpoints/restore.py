@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_lossscale import errors
 from tf_lossscale.families import registry as families
-from tf_lossscale.migrate.checkpoints import live, matching
+from tf_lossscale.migrate.checkpoints import live, matching, values
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
@@ -58,8 +55,8 @@ def restore(
 
     The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the corresponding Keras 3 or
     tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counts are copied to the wrapper. If the
-    file does not match the optimizer or the variables, an error is raised and nothing changes. Each value that only one
-    of the two optimizers has is named in a note.
+    file does not match the optimizer or the variables, an error is raised and no variable changes. Each value that only
+    one of the two optimizers has is named in a note.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -92,14 +89,12 @@ def restore(
         FileNotFoundError: there is no file at `source`.
         ValueError: the file is damaged, or does not match the optimizer or the variables. The message names the part
             that is damaged or does not match.
-        TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer.
+        TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer, or `variables` contains something
+            other than variables.
     """
     target = _target("optimizer", optimizer)
-    if isinstance(variables, Mapping):
-        named = dict(variables)
-    else:
-        variables = list(variables)
-        named = {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
+    variables = dict(variables) if isinstance(variables, Mapping) else list(variables)
+    named = _by_name(variables)
     file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), named)
     saved = _chosen(file, name)
     kind = _class_of(file, saved, target.inner)
@@ -108,14 +103,16 @@ def restore(
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
-    _check_numbers(file, {**saved.scale_state, "iterations": steps or 0})
+    values.check_numbers(file, {**saved.scale_state, "iterations": steps or 0})
     product = None
     if steps is not None:
         micro_steps = _micro_steps(saved, steps, target, notes)
         steps = int(micro_steps // target.micro_steps)
         product = _nadam_product(file, saved, steps, target, notes) if kind == "Nadam" else None
-    values = [(variable, _fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs]
-    trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
+    weights = [
+        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs
+    ]
+    trained = [(variable, value) for variable, value in weights if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
     family: Any = families.family_of(target.inner)
     if not family.is_built:
@@ -137,7 +134,9 @@ def restore(
     rate_is_variable = hasattr(target.learning_rate(), "assign")
     if rate is not None and rate_is_variable:
         places.append((target.learning_rate(), rate))
-    _assign([*values, *((place, _fitting(file, matching.name_of(place), value, place)) for place, value in places)])
+    values.assign(
+        [*weights, *((place, values.fitting(file, matching.name_of(place), value, place)) for place, value in places)]
+    )
     if rate is not None and not rate_is_variable:
         target.inner.learning_rate = rate
     if steps is not None and hasattr(target.inner, "_u_product_counter"):
@@ -157,61 +156,16 @@ def _target(argument: str, optimizer: Any) -> Target:
     return target
 
 
-def _check_numbers(file: File, numbers: Mapping[str, float]) -> None:
-    """Raise an error if the loss scale is not a positive number, or if a count is not a number of steps."""
-    for name, number in numbers.items():
-        if name == "loss_scale":
-            try:
-                errors.positive_number(name, number, "Use another copy.")
-            except ValueError as error:
-                raise FileError(f"{file.path}: {error}") from error
-        # Beyond 2**53, a float64 does not hold every count, and further steps might exceed an int64.
-        elif not (0 <= number <= 2**53 and number == int(number)):
-            raise FileError(f"{file.path}: {name} must be a number of steps from 0 to 2**53, but is {number:g}.")
-
-
-def _fitting(file: File, name: str, value: Any, variable: Any, notes: Notes | None = None) -> np.ndarray:
-    """Convert a value to the dtype of a variable. Raise an error if the dtype or the shape does not fit."""
-    import tensorflow as tf
-
-    value, dtype = np.asarray(value), tf.as_dtype(variable.dtype)
-    is_text = value.dtype.kind in "OSU"
-    if is_text != (dtype == tf.string) or value.shape != tuple(variable.shape):
-        fits, converted = False, value
-    else:
-        with warnings.catch_warnings():
-            # NumPy warns of infinities and of lost imaginary parts.
-            warnings.simplefilter("ignore")
-            converted = value.astype(dtype.as_numpy_dtype, copy=False)
-        may_round = dtype.is_complex or (dtype.is_floating and value.dtype.kind != "c")
-        fits = is_text or np.array_equal(*(map(np.isfinite, (converted, value)) if may_round else (converted, value)))
-    if not fits:
-        raise FileError(
-            f"{file.path}: {name} is of dtype {tf.as_dtype(value.dtype).name} and shape {value.shape}, and its values "
-            f"do not fit into {matching.name_of(variable)} of dtype {dtype.name} and shape {tuple(variable.shape)}. "
-            "Pass a variable of the same dtype and shape."
-        )
-    is_other = converted is not value and not is_text
-    if notes is not None and is_other and not np.array_equal(converted, value, equal_nan=True):
-        notes.rounded.append(name)
-    return converted
-
-
-def _assign(pairs: list[tuple[Any, Any]]) -> None:
-    """Assign a value to each variable. After an error or an interrupt, give the variables their old values again."""
-    import tensorflow as tf
-
-    before = []
-    try:
-        for variable, value in pairs:
-            before.append((variable, tf.convert_to_tensor(variable)))
-            variable.assign(value)
-    except BaseException:
-        for variable, value in before:
-            # The variable whose assignment failed may fail again.
-            with contextlib.suppress(Exception):
-                variable.assign(value)
-        raise
+def _by_name(variables: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    for variable in variables.values() if isinstance(variables, dict) else variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
+                "as model.variables, and not their values."
+            )
+    if isinstance(variables, dict):
+        return variables
+    return {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -270,7 +224,7 @@ def _slots(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
-            value = _fitting(file, tensor.path, tensor.value(), variable, notes)
+            value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
             if saved.of_tf1 and kind == "SGD":
                 # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
