@@ -74,6 +74,14 @@ def test_a_finding_has_its_line_in_the_file(tmp_path, text, place):
     assert b"TODO(tf-lossscale)" in one.new
 
 
+@pytest.mark.parametrize("split", [["s = 'a\u2028", "b'\n"], ["s = 'a\u2028b'\n"]], ids=["Jupyter", "another program"])
+def test_a_line_that_jupyter_splits_stays_as_it_is_in_the_file(tmp_path, split):
+    source = ["import tensorflow as tf\n", *split, "tf.keras.mixed_precision.experimental.set_policy(p)"]
+    one = migrated(tmp_path / "a.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": source}]}).encode())
+    source[-1] = "tf.keras.mixed_precision.set_global_policy(p)"
+    assert json.loads(one.new)["cells"][0]["source"] == source
+
+
 def test_a_source_that_is_one_string(tmp_path):
     source = "import tensorflow as tf\ntf.keras.mixed_precision.experimental.set_policy(p)"
     cell = {"cell_type": "code", "source": source}

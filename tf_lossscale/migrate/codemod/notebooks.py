@@ -192,7 +192,8 @@ def _encoded(source: str, cell: _Cell, text: str) -> str:
     kept = {json.loads(part[0]): part[0] for part in cell.parts}
     before = text[text.rindex("[", 0, first.start()) + 1 : first.start()]
     between = text[first.end() : cell.parts[1].start()] if len(cell.parts) > 1 else f",{before}"
-    lines = source.splitlines(keepends=True)
+    # Jupyter splits a source like `str.splitlines`, but other programs may not.
+    lines = (part for line in _lines(source) for part in ([line] if line in kept else line.splitlines(keepends=True)))
     return between.join(kept.get(line) or json.dumps(line, ensure_ascii=only_ascii) for line in lines)
 
 
