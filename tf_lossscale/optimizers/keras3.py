@@ -123,6 +123,9 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
 
     def _set_iterations(self, steps: int) -> None:
         self._iterations.assign(steps * (self.gradient_accumulation_steps or 1))
+        if self.built and self.gradient_accumulation_steps:
+            # The gradients of an unfinished accumulation do not belong to the new step count.
+            self._backend_reset_gradient_accumulators()
 
     def _built_for(self) -> list[Any]:
         return self._trainable_variables
