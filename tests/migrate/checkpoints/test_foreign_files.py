@@ -181,9 +181,11 @@ def test_a_checkpoint_file_leads_only_into_its_own_folder_unless_its_target_is_p
 def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys):
     evil = "a\x1b[2J\x9b\u202e\nfaked line"
     variables = {name: tf.Variable([1.0], name="variable") for name in (evil, "b")}
-    path = tf.train.Checkpoint(**{f"{evil}s optimizer": tf.keras.optimizers.SGD(), **variables}).write(
-        str(tmp_path / "c")
-    )
+    optimizer = tf.keras.optimizers.SGD()
+    setattr(optimizer, evil, tf.Variable(1.0))
+    path = tf.train.Checkpoint(**{f"{evil}s optimizer": optimizer, **variables}).write(str(tmp_path / "c"))
+    (note,) = migrate.restore(path, tf.keras.optimizers.SGD(), {"b": variables["b"]}).notes
+    assert note.endswith(r"s optimizer/a\x1b[2J\x9b\u202e\nfaked line.")
     assert cli.main(["inspect", path]) == 0
     printed = capsys.readouterr()
     assert r"a\x1b[2J\x9b\u202e\nfaked line" in printed.out
@@ -194,7 +196,7 @@ def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys
     assert cli.main(["inspect", str(tmp_path)]) == 2
     errors = capsys.readouterr().err
     assert "the file `checkpoint` cannot be read" in errors
-    for text in (printed.out, errors, str(caught.value)):
+    for text in (printed.out, errors, str(caught.value), note):
         assert all(each.isprintable() for each in text.replace("\n", "")) and "\nfaked" not in text
 
 
