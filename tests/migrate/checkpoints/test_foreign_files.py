@@ -135,6 +135,9 @@ def test_a_value_that_does_not_fit_is_refused_before_anything_changes(name, valu
     np.testing.assert_equal([np.array(each) for each in state], before)
     for command in (["inspect"], ["inspect", "--json"]):
         assert cli.main([*command, path]) == (2 if "real number" in message else 0)
+    if name == "loss_scale" and "real number" not in message:
+        *_, note = migrate.restore(path, tf.keras.optimizers.SGD(0.5, momentum=0.9), variables).notes
+        assert f"loss_scale={value:g}" in note
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
@@ -92,6 +92,9 @@ class _Graph:
         path = self._paths.get(node, key.removesuffix(_SUFFIX))
         return self._tensor(key, path, attribute.full_name or path)
 
+    def _full_names(self, nodes: Iterable[int]) -> list[str]:
+        return [attribute.full_name for node in nodes if (attribute := self._attribute(node))]
+
     def _number(self, node: int, name: str) -> Any:
         child = self._children[node].get(name)
         tensor = None if child is None else self.tensor(child)
@@ -177,7 +180,7 @@ class _Graph:
             if tensor is not None:
                 slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner))
                 self._read.add(slot.slot_variable_node_id)
-        names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
+        names = self._full_names(self._children[node].values())
         hyper = {name: self._number(node, name) for name in self._children[node]}
         numbers: dict[str, Any] = {name: value for name, value in hyper.items() if value is not None}
         powers = {name: numbers.pop(name) for name in list(numbers) if name.endswith("_power")}
@@ -214,7 +217,7 @@ class _Graph:
                     owner = self.tensor(order[i]) if i in order else None
                     lists.setdefault(attribute, []).append(Slot(tensor, owner))
                     self._read.add(entries[i])
-        names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
+        names = [each.rpartition("/")[0] for each in self._full_names([children["_iterations"]])]
         names += [each[0].tensor.name.partition("/")[0] for each in lists.values()]
         if family == "tf_keras":
             names += [each for slot, each in _CLASS_BY_SLOT.items() if slot in names][:1]

@@ -103,7 +103,7 @@ def restore(
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
-    values.check_numbers(file, {**saved.scale_state, "iterations": steps or 0})
+    values.check_numbers(file, {**(saved.scale_state if target.is_wrapped else {}), "iterations": steps or 0})
     product = None
     if steps is not None:
         micro_steps = _micro_steps(saved, steps, target, notes)
