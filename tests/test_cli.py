@@ -87,6 +87,16 @@ def test_output_that_cannot_be_written_exits_with_2_and_a_sentence(tmp_path, mon
     assert "tf-lossscale migrate: [Errno 28] No space left on device\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_a_stream_that_the_process_lacks_changes_neither_the_work_nor_the_exit_code(name, tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("import tensorflow as tf\ntf.keras.mixed_precision.experimental.set_policy(p)\n")
+    monkeypatch.setattr(sys, name, None)
+    assert cli.main(["migrate", "--check", str(tmp_path / "a.py")]) == 1
+    assert cli.main(["migrate", "--write", str(tmp_path / "a.py")]) == 0
+    assert "set_global_policy" in (tmp_path / "a.py").read_text()
+    getattr(sys, name).close()
+
+
 def test_help_loads_no_tensorflow():
     code = """
 import sys

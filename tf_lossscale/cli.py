@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from tf_lossscale import __version__
+from tf_lossscale.writing import printable
 
 # Maps each subcommand to a module and a help text. The module defines `add_arguments(parser)` and `run(arguments)`, and
 # is imported only if the subcommand is used. If `run` raises an ImportError, OSError or ValueError, `main` prints it.
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # output. A program that `run` starts chooses its own log level.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     argv = list(sys.argv[1:] if argv is None else argv)
+    _open_missing_streams()
     try:
         code = _run(argv)
         _flush()
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (ImportError, OSError, ValueError) as error:
         with contextlib.suppress(OSError):
-            print(f"tf-lossscale {argv[0]}: {error}", file=sys.stderr)
+            print(f"tf-lossscale {argv[0]}: {printable(str(error))}", file=sys.stderr)
         with contextlib.suppress(OSError):
             _flush()
         return 2
@@ -63,9 +65,19 @@ def _run(argv: list[str]) -> int:
     return importlib.import_module(_COMMANDS[arguments.command][0]).run(arguments)
 
 
+def _open_missing_streams() -> None:
+    """Open the null device for each standard stream with which the process was not started.
+
+    Otherwise, the next file that is opened gets the stream's file descriptor, and TensorFlow's C++ code logs to it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays open until the end
+
+
 def _flush() -> None:
     """Flush stdout. If that fails, redirect stdout to the null device, so that Python does not exit with code 120."""
-    if sys.stdout is None or sys.stdout.closed:
+    if sys.stdout.closed:
         return
     try:
         sys.stdout.flush()

@@ -132,6 +132,8 @@ def program(tmp_path):
         ["program.py", "fail"],
         ["-m", "program", "--help", "fail"],
         ["-m", "package", "-m", "x"],
+        ["-m", "program", "--data", "x", "--", "--epochs", "3"],
+        ["-m", "--", "program"],
         ["--", "program.py"],
         ["missing.py"],
         ["-m", "no_such_module"],
@@ -174,16 +176,26 @@ def test_processes_that_multiprocessing_spawns_have_the_old_names_too(tmp_path):
     assert done.stdout == "['tf_lossscale.legacy.experimental 1', 'tf_lossscale.legacy.experimental 2']\n"
 
 
-def test_a_process_that_the_program_starts_has_the_old_names_and_no_trace_of_how(tmp_path):
+@pytest.mark.parametrize("has_package", [True, False], ids=["same Python", "Python without the package"])
+def test_a_process_that_the_program_starts_has_the_old_names_and_no_trace_of_how(tmp_path, has_package):
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "sitecustomize.py").write_text("import sys\nsys.its_own = True\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tf_lossscale.py").write_text("raise ImportError\n")
     (tmp_path / "child.py").write_text(
-        "import sys, tf_lossscale.legacy.install as module\n"
-        "print(module._names._holders, sys.its_own, sys.modules['sitecustomize'].__file__)\n"
+        "import sys\n"
+        "holders = getattr(sys.modules.get('tf_lossscale.legacy.install'), '_names', None)\n"
+        "print(holders and holders._holders, sys.its_own, sys.modules['sitecustomize'].__file__)\n"
         "print([path for path in sys.path if 'startup' in path])\n"
     )
-    (tmp_path / "program.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'])\n")
+    (tmp_path / "program.py").write_text(
+        "import os, subprocess, sys\n"
+        "first, *others = os.environ['PYTHONPATH'].split(os.pathsep)\n"
+        "os.environ['PYTHONPATH'] = os.pathsep.join([first, *sys.argv[1:], *others])\n"
+        "subprocess.run([sys.executable, 'child.py'])\n"
+    )
     path = os.pathsep.join([str(tmp_path / "environment"), os.getcwd()])
-    done = call([*RUN, "program.py"], tmp_path, PYTHONPATH=path)
+    done = call([*RUN, "program.py", *([] if has_package else [tmp_path / "other"])], tmp_path, PYTHONPATH=path)
     own = tmp_path / "environment" / "sitecustomize.py"
-    assert done.stdout == f"{{'install'}} True {own}\n[]\n", done.stderr
+    assert done.stdout == f"{ {'install'} if has_package else None } True {own}\n[]\n", done.stderr
+    assert not done.stderr

@@ -307,7 +307,8 @@ def test_groups_of_variables_without_names_are_assigned_by_position(make):
 
 
 @pytest.mark.first
-def test_a_checkpoint_goes_on_where_it_was(make, tmp_path):
+@pytest.mark.parametrize("added", [False, True], ids=["groups of the constructor", "an added group"])
+def test_a_checkpoint_goes_on_where_it_was(make, tmp_path, added):
 
     def new(seed):
         variables = weights(seed)
@@ -316,6 +317,12 @@ def test_a_checkpoint_goes_on_where_it_was(make, tmp_path):
         return tf.train.Checkpoint(optimizer=optimizer, weights=variables), optimizer, variables
 
     checkpoint, optimizer, variables = new(1)
+    if added:
+        first, second = optimizer.param_groups
+        optimizer = make([first])
+        checkpoint.optimizer = optimizer
+        step(optimizer, first["params"], 3)
+        optimizer.add_param_group(second)
     for seed in range(3):
         step(optimizer, variables, seed)
     optimizer.param_groups[1]["lr"] = 0.01
@@ -326,7 +333,7 @@ def test_a_checkpoint_goes_on_where_it_was(make, tmp_path):
     step(optimizer, variables, 3)
     step(restored, others, 3)
     assert_equal(variables, others)
-    assert int(restored.iterations) == 4
+    assert int(restored.iterations) == int(optimizer.iterations) == (5 if added else 4)
 
 
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2", "central_storage"])

@@ -138,6 +138,32 @@ def test_unusual_state_dicts_are_loaded_as_recorded(make, case):
     assert list(optimizer.param_groups[0]) == recorded["group_keys"]
 
 
+def test_the_state_dict_of_a_new_optimizer_takes_a_trained_one_and_its_schedule_back_to_the_start(make):
+    variable = ones()
+    optimizer = make([variable], lr=make._schedules.PiecewiseConstantDecay([1], [0.1, 0.001]))
+    start = optimizer.state_dict()
+
+    def trained():
+        variable.assign(ones())
+        for _ in range(2):
+            step_of_ones(optimizer)
+        return variable.numpy(), int(optimizer.iterations)
+
+    first = trained()
+    optimizer.load_state_dict(start)
+    np.testing.assert_equal(trained(), first)
+
+
+def test_a_load_forgets_the_gradients_of_an_unfinished_accumulation():
+    variable, make = ones(), LIBRARIES["keras3"]
+    optimizer = make([variable], gradient_accumulation_steps=2)
+    optimizer.apply_gradients([(-100.0 * ones(), variable)])
+    optimizer.load_state_dict(saved(make))
+    for _ in range(2):
+        optimizer.apply_gradients([(ones(), variable)])
+    assert variable.numpy().max() < 1
+
+
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("kind", ["schedule", "function"])
 def test_a_schedule_or_function_stays_the_learning_rate_after_a_load(make, kind, group):

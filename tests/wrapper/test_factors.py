@@ -13,7 +13,7 @@ BY = ("get_scaled_loss", "scale_loss", "scaler.scale", "by hand", "another optim
 
 
 class Training:
-    """Two weights, each with an optimizer. The scale of 8 moves after every step, so a wrong factor shows in a weight."""
+    """Two weights, each with an optimizer. The scale moves after every step, so a wrong factor shows in a weight."""
 
     def __init__(self, shared):
         rules = {"initial_scale": 8.0, "dynamic_growth_steps": 1}
@@ -86,8 +86,8 @@ PLACES = {
     "branch": lambda f: tf.function(lambda x: tf.cond(x > 0, lambda: f(x), lambda: tf.zeros(2))),
     "loop": lambda f: tf.function(looped(f)),
 }
-# A call of a traced function runs no Python: whoever gets its gradients cannot tell those of the last call from those of
-# the call before. They have to be unscaled before the next step.
+# A call of a traced function runs no Python: its caller cannot tell the gradients of the last call from the gradients
+# of the call before. They have to be unscaled before the next step.
 KNOWN = ("eager", "thread")
 
 

@@ -214,10 +214,10 @@ class DynamicLossScale(LossScale):
         return assigned
 
     def _is_usable(self, scale: tf.Tensor) -> Any:
-        # The loss scales of older APIs accept other initial scales, and move away from them. Kernels treat subnormal
-        # numbers as zero.
+        # The loss scales of older APIs accept other initial scales and factors. Kernels treat subnormal numbers as zero.
         smallest = float(np.finfo(np.float32).tiny)
-        return tf.logical_and(tf.math.is_finite(scale), scale > 0) if self.initial_scale >= smallest else True
+        stays_positive = self.initial_scale >= smallest and self._rules.growth_factor > 0 < self._rules.backoff_factor
+        return tf.logical_and(tf.math.is_finite(scale), scale > 0) if stays_positive else True
 
     def _warn_in_skipped_step(self) -> Any:
         if tf.executing_eagerly():

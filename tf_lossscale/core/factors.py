@@ -15,9 +15,10 @@ from tf_lossscale.core.graphs import ancestors, enclosing, functions, notes
 class Factors:
     """The factors of one loss scale.
 
-    A traced function keeps the factors of its own losses. If there are several, or another function may have returned
-    scaled gradients, the factor is the one that the gradients were computed from. In eager mode, the factor is the last
-    one, unless the gradients may come from a function or from a loss that the user has scaled by hand.
+    A traced function keeps the factors of its own losses, and a None for each loss that the user may have scaled by
+    hand. If there are several, or another function may have returned scaled gradients, the factor is the one that the
+    gradients were computed from. In eager mode, the factor is the last one, unless the gradients may come from a
+    function or from a loss that the user has scaled by hand.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,8 @@ class Factors:
         if len(factors) + len(self._unfinished) > 1:
             inputs = {id(tensor) for tensor in ancestors(gradients, lambda tensor: True)}
             used = [factor for factor in factors if id(factor) in inputs]
-            factors = used or ([] if self._unfinished else factors)
+            is_known = not self._unfinished and all(factor is not None for factor in factors)
+            factors = used or (factors if is_known else [])
         # A tensor of a branch or a loop cannot be used outside of it.
         usable = [factor for factor in factors[-1:] if getattr(factor, "graph", None) in [*enclosing()]]
         return usable[0] if usable else None
@@ -60,6 +62,8 @@ class Factors:
         """Forget the factor of the last loss, because the user has read the scale and may scale the next loss by it."""
         if not self._in_thread.is_reading:
             self._last = self._in_thread.last = None
+            for function in functions():
+                notes(function).setdefault(self, []).append(None)
 
     def read(self, loss_scale: Callable[[], Any]) -> Any:
         """Return the current scale, without forgetting the factor of the last loss."""

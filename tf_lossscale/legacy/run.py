@@ -23,9 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     The `sitecustomize` module in `startup` calls `install` when Python starts. The Python processes that the program
     starts inherit PYTHONPATH, so they have the old names too.
     """
-    words = ["-m", *arguments.module] if arguments.module else arguments.script
+    # argparse ends the arguments of `-m` at the first "--", and stores the rest as the script's.
+    words = [*(arguments.module or ()), *arguments.script]
     if not words:
         raise ValueError("nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...].")
     # An empty entry in PYTHONPATH would stand for the current folder.
     path = os.pathsep.join(filter(None, [str(_STARTUP), os.environ.get("PYTHONPATH")]))
-    os.execve(sys.executable, [sys.executable, *words], {**os.environ, "PYTHONPATH": path})
+    option = [] if arguments.module is None else ["-m"]
+    os.execve(sys.executable, [sys.executable, *option, *words], {**os.environ, "PYTHONPATH": path})

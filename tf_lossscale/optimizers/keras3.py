@@ -105,6 +105,15 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
     def _new_rate_variable(self, value: float, name: str) -> Any:
         variable = self.add_variable((), dtype="float64", aggregation="only_first_replica", name=name)
         variable.assign(value)
+        if self.built:
+            # Files store variables by their position. In an optimizer that is created with all groups, the learning
+            # rates come after the step count and before all other variables. TensorFlow does not save a list into
+            # which a variable was inserted, and Keras would track the variables in a new list once more.
+            variables, place = self.variables[:-1], 1 + len(self._groups)
+            ordered = [*variables[:place], variable, *variables[place:]]
+            self.__dict__["_variables"] = type(self._variables)(ordered)
+            self._track_trackable(self._variables, "_variables", overwrite=True)
+            self._tracker.config["variables"] = (self._tracker.config["variables"][0], self._variables)
         return variable
 
     def _new_moment(self, variable: Any, name: str, shape: Sequence[int], dtype: tf.DType) -> Any:
@@ -114,6 +123,9 @@ class Adafactor(TorchSurface, keras.optimizers.Optimizer):
 
     def _set_iterations(self, steps: int) -> None:
         self._iterations.assign(steps * (self.gradient_accumulation_steps or 1))
+        if self.built and self.gradient_accumulation_steps:
+            # The gradients of an unfinished accumulation do not belong to the new step count.
+            self._backend_reset_gradient_accumulators()
 
     def _built_for(self) -> list[Any]:
         return self._trainable_variables

@@ -188,7 +188,8 @@ class TorchSurface(AdafactorBase):
         steps = [state["step"] for of_group in states for state in of_group if state]
         if steps:
             self._build_for_groups()
-            self._set_iterations(int(max(steps)))
+        # In the state dict of an optimizer that took no step, all steps are missing.
+        self._set_iterations(int(max(steps, default=0)))
         for group, saved, of_group in zip(self._groups, loaded["param_groups"], states):
             if group.steps is not None:
                 self._load_moments(group, of_group)

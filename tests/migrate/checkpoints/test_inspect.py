@@ -1,6 +1,7 @@
 """`tf-lossscale inspect`: what is in a file, of whichever format and version; a clear error for every other file."""
 
 import json
+import os
 import re
 import shutil
 
@@ -176,7 +177,19 @@ def damaged_state(folder):
     return folder
 
 
+def pipe(name):
+    def make(folder):
+        path = written(folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        return path
+
+    return make
+
+
 WRONG = {
+    "ckpt.index: this file of the checkpoint is missing, and the data files cannot be read": pipe("ckpt.index"),
+    "00001: this file of the checkpoint is missing": pipe("ckpt.data-00000-of-00001"),
     "ckpt-1: there is no such file, folder or checkpoint": lambda folder: folder / "ckpt-1",
     "the folder has no checkpoint, and is not a SavedModel": lambda folder: folder,
     "the folder has 2 checkpoints. Pass one of them, for example ": two_checkpoints,

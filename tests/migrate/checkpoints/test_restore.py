@@ -228,6 +228,9 @@ def test_optimizers_of_other_libraries_are_refused_with_what_to_do(saved):
         migrate.restore(saved[0], old, variables())
     with pytest.raises(TypeError, match=r"`source` must be an optimizer from Keras 3, tf_keras .* or a path, but got"):
         migrate.restore(old, new, variables())
+    for given in ([tf.constant([1.0])], {"kernel": np.ones([3, 2])}):
+        with pytest.raises(TypeError, match=r"(?s)`variables` must contain variables only, but got: .*model.var"):
+            migrate.restore(saved[0], new, given)
 
 
 OF_ONE_NAME = [

@@ -83,15 +83,15 @@ def test_a_run_that_is_killed_has_told_everything_and_leaves_each_file_old_or_ne
     assert run(str(tmp_path)) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line]
     assert told
-    write_atomically = files.write_atomically
+    write = files._write
 
-    def second_fails(path, content):
-        if path == str(paths[1]):
+    def second_fails(changed):
+        if changed.path == str(paths[1]):
             raise Killed
-        write_atomically(path, content)
+        write(changed)
 
     with monkeypatch.context() as context:
-        context.setattr(files, "write_atomically", second_fails)
+        context.setattr(files, "_write", second_fails)
         with pytest.raises(Killed):
             run("--write", str(tmp_path))
     assert [line for line in capsys.readouterr().err.splitlines() if ": notice: " in line] == told
@@ -103,6 +103,18 @@ def test_a_run_that_is_killed_has_told_everything_and_leaves_each_file_old_or_ne
     out, err = capsys.readouterr()
     assert out == ""
     assert "\nchanged  " in err
+
+
+def test_control_characters_of_a_path_or_a_source_are_printed_as_text(file, tmp_path, capsys):
+    evil = "\x1b[2J\x9b\u202e"
+    file(OLD + f"'{evil}'\r\n# a\rb = 1\n", f"a{evil}\nfaked line.py"), file(f"{LEFT}'{evil}'", f"b{evil}.py")
+    file(f"LossScaleOptimizer('{evil}' ", f"c{evil}\nfaked line.py")
+    for more in ((), ("--write",), ("--json",)):
+        assert run(str(tmp_path), *more) == 2
+        out, err = capsys.readouterr()
+        assert not {"\x1b", "\x9b"} & {*out, *err} and "\r" not in out.replace("\r\n", "")
+        assert not [line for line in (out + err).splitlines() if line.startswith("faked line")]
+        assert more or (r"+++ b" in out and r"a\x1b[2J\x9b\u202e\nfaked line.py" in out)
 
 
 def test_a_missing_path_is_exit_code_2_and_named(capsys):

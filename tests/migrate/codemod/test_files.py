@@ -1,11 +1,15 @@
 """Which files are taken, and how they are written."""
 
+import contextlib
 import os
-import stat
+import struct
+import sys
+import traceback
 
 import pytest
 
 from tf_lossscale.migrate.codemod import files, migrate_file, report
+from tf_lossscale.writing import whole_file
 
 OLD = b"import tensorflow as tf\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt)\n"
 NEW = b"import tensorflow as tf\nimport tf_lossscale\nopt = tf_lossscale.LossScaleOptimizer(opt)\n"
@@ -52,19 +56,85 @@ def test_a_run_changes_no_file_and_shows_the_difference(tmp_path):
     assert (tmp_path / "a.py").read_bytes() == OLD.rstrip()
 
 
-def test_write_keeps_permissions_and_owner_and_leaves_nothing_else_behind(tmp_path):
+OWN, FOLDERS = ("system.posix_acl_access", "user.note"), "system.posix_acl_default"
+# Another user may read and write, the file's group may not.
+ACL = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *each)
+    for each in ((1, 6, 2**32 - 1), (2, 6, 4002), (4, 0, 2**32 - 1), (16, 6, 2**32 - 1), (32, 0, 2**32 - 1))
+)
+
+
+def set_attributes(path, *names):
+    """Set extended attributes. Return whether the file system has them."""
+    with contextlib.suppress(OSError, AttributeError):
+        for name in names:
+            os.setxattr(path, name, b"mine" if name.startswith("user") else ACL)
+        return True
+    return False
+
+
+def properties(path):
+    status, names = path.stat(), os.listxattr(path) if hasattr(os, "listxattr") else ()
+    return status.st_uid, status.st_gid, oct(status.st_mode), {name: os.getxattr(path, name) for name in names}
+
+
+@pytest.mark.parametrize("of_file", [True, False], ids=["ACL of the file", "default ACL of the folder"])
+def test_write_keeps_everything_but_the_content_and_leaves_nothing_else_behind(tmp_path, of_file):
+    path = tmp_path / "a.py"
     put(tmp_path, OLD, "a.py")
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # only root writes the files of others
-        os.chown(tmp_path / "a.py", 12345, 54321)
-    (tmp_path / "a.py").chmod(0o751)
-    before = (tmp_path / "a.py").stat()
+        os.chown(path, 12345, 54321)
+    path.chmod(0o2751)
+    has_attributes = set_attributes(path, *OWN) if of_file else set_attributes(tmp_path, FOLDERS)
+    before = properties(path)
     (one,) = write(tmp_path)
-    after = (tmp_path / "a.py").stat()
     assert one.status == report.CHANGED
-    assert (tmp_path / "a.py").read_bytes() == NEW
-    assert stat.S_IMODE(after.st_mode) == 0o751
-    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert path.read_bytes() == NEW
+    assert properties(path) == before
+    assert not of_file or not has_attributes or before[3].keys() == {*OWN}
     assert os.listdir(tmp_path) == ["a.py"]
+
+
+def test_two_runs_at_once_each_write_a_whole_file(tmp_path):
+    put(tmp_path, OLD, "a.py")
+    with whole_file(tmp_path / "a.py", 0o600) as first:
+        first.write_bytes(b"first")
+        with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.py", 0o600) as second:
+            second.write_bytes(b"sec")
+            raise KeyboardInterrupt
+    assert (tmp_path / "a.py").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a.py"]
+
+
+def into_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [lambda path: os.link(path, f"{path}.other"), into_a_pipe], ids=["hard link", "pipe"])
+def test_a_file_that_cannot_be_replaced_is_left_and_reported(tmp_path, make):
+    put(tmp_path, OLD, "a.py")
+    make(tmp_path / "a.py")
+    before = (tmp_path / "a.py").stat()
+    (one,) = write(tmp_path / "a.py")
+    assert one.status == report.ERROR
+    assert "hard links, and only one" in one.error or "not a regular file" in one.error
+    assert (tmp_path / "a.py").stat() == before
+
+
+def test_folders_may_be_nested_deeper_than_the_recursion_limit(tmp_path, monkeypatch):
+    folder = tmp_path.joinpath(*["d"] * 300)
+    put(folder, OLD, "a.py")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(traceback.extract_stack()) + 100)
+    try:
+        assert files.find([str(tmp_path)]) == [str(folder / "a.py")]
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_search_for_imports_takes_linear_time():
+    assert files._imported([b"import a (\n" * 200_000]) == {"a": {"*"}}
 
 
 def test_a_named_link_stays_a_link_and_its_file_is_changed(tmp_path):
@@ -75,16 +145,28 @@ def test_a_named_link_stays_a_link_and_its_file_is_changed(tmp_path):
     assert (tmp_path / "real/a.py").read_bytes() == NEW
 
 
-def no_space(*paths):
+def no_space(*paths, **options):
     raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize(
     ("name", "instead", "error"),
-    [("replace", no_space, "No space left"), ("access", lambda path, mode: False, "not writable")],
+    [
+        ("replace", no_space, "No space left"),
+        ("access", lambda path, mode: False, "not writable"),
+        ("chmod", no_space, "because its permissions cannot be kept"),
+        ("chown", no_space, "because its group and owner cannot be kept"),
+        ("setxattr", no_space, "because its user.note cannot be kept"),
+    ],
 )
 def test_a_file_that_cannot_be_written_is_reported_and_as_it_was(tmp_path, monkeypatch, name, instead, error):
     put(tmp_path, OLD, "a.py")
+    if name == "chown" and os.geteuid():
+        pytest.skip("only root writes the files of others")
+    if name == "chown":
+        os.chown(tmp_path / "a.py", 12345, 54321)
+    if name == "setxattr" and not set_attributes(tmp_path / "a.py", "user.note"):
+        pytest.skip("the file system has no extended attributes")
     monkeypatch.setattr(files.os, name, instead)
     (one,) = write(tmp_path)
     assert one.status == report.ERROR

@@ -60,12 +60,26 @@ def test_cells_are_rewritten_and_all_else_stays(tmp_path, layout):
     assert migrated(tmp_path / "train.ipynb", one.new).status == report.UNCHANGED
 
 
-def test_a_finding_has_its_line_in_the_file(tmp_path):
-    content = notebook("import tensorflow as tf", "x = 1\nopt = tf.keras.mixed_precision.LossScaleOptimizer(opt, 1024)")
+@pytest.mark.parametrize("text", ["x = 1\n", "x = '\u2028\x85\x0c'\n", "%time x\r\n", "%%bash\nls\n", ""])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_finding_has_its_line_in_the_file(tmp_path, text, place):
+    call = "opt = tf.keras.mixed_precision.LossScaleOptimizer(opt, 1024)"
+    cells = [text, f"import tensorflow as tf\n{call}"] if place == 0 else ["import tensorflow as tf", f"{text}{call}"]
+    if text.startswith("%%"):
+        cells = [text, "import tensorflow as tf", call]
+    content = notebook(*cells)
     one = migrated(tmp_path / "train.ipynb", content)
     (todo,) = [f for f in one.findings if f.kind == "todo"]
     assert b"LossScaleOptimizer(opt, 1024)" in content.splitlines()[todo.line - 1]
     assert b"TODO(tf-lossscale)" in one.new
+
+
+@pytest.mark.parametrize("split", [["s = 'a\u2028", "b'\n"], ["s = 'a\u2028b'\n"]], ids=["Jupyter", "another program"])
+def test_a_line_that_jupyter_splits_stays_as_it_is_in_the_file(tmp_path, split):
+    source = ["import tensorflow as tf\n", *split, "tf.keras.mixed_precision.experimental.set_policy(p)"]
+    one = migrated(tmp_path / "a.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": source}]}).encode())
+    source[-1] = "tf.keras.mixed_precision.set_global_policy(p)"
+    assert json.loads(one.new)["cells"][0]["source"] == source
 
 
 def test_a_source_that_is_one_string(tmp_path):
@@ -100,6 +114,9 @@ def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content)
         (b'{"cells": [LossScaleOptimizer', "is not a notebook"),
         (b'{"worksheets": ["LossScaleOptimizer"]}', "is not a notebook"),
         (notebook("LossScaleOptimizer is no Python"), "code cell 1 parses neither"),
+        (notebook("x = '''\n# tf_lossscale: cell 0\nLossScaleOptimizer'''"), "that this command uses itself"),
+        (notebook("_tf_lossscale_line_0_ = LossScaleOptimizer"), "that this command uses itself"),
+        (b'{"cells": ["LossScaleOptimizer' + b'"\\' * 100_000, "is not a notebook"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_that_says_so(tmp_path, content, error):
@@ -117,6 +134,11 @@ def test_names_in_lines_of_ipython_keep_their_meaning_and_are_reported(tmp_path)
     (notice,) = [f for f in one.findings if f.kind == "notice"]
     assert "IPython" in notice.reason
     assert b"%time mp.set_policy" in content.splitlines()[notice.line - 1]
+
+
+def test_a_long_line_takes_linear_time(tmp_path):
+    cells = [f"%time x\n{' ' * 200_000}y", IMPORTS, "mp.set_policy(p)"]
+    assert migrated(tmp_path / "long.ipynb", notebook(*cells)).status == report.CHANGED
 
 
 def test_a_cell_that_no_parser_takes_does_not_stop_the_others(tmp_path):

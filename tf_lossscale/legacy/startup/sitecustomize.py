@@ -3,14 +3,20 @@
 import os
 import sys
 
-import tf_lossscale
+try:
+    import tf_lossscale
 
-tf_lossscale.install()
+    tf_lossscale.install()
+except (ImportError, SyntaxError):
+    # The program has started another Python, in which this package is not installed or too new.
+    pass
 
 # The program sees neither this folder nor this module. The environment may have a sitecustomize of its own.
 sys.path.remove(os.path.dirname(__file__))
 _this = sys.modules.pop("sitecustomize")
 try:
     import sitecustomize  # noqa: F401
-except ModuleNotFoundError:
+except ImportError as error:
+    if getattr(error, "name", "sitecustomize") != "sitecustomize":
+        raise
     sys.modules["sitecustomize"] = _this

@@ -27,7 +27,7 @@ def of_config(config: dict[str, Any], family: str) -> Optimizer:
     name = inner["class_name"].rpartition(">")[2]
     made = Optimizer("optimizer", family, name, learning_rate=rate, hyperparameters=numbers)
     if inner is not config:
-        made.wrapper = config["class_name"]
+        made.wrapper = str(config["class_name"])
         arguments = _arguments_of_wrapper(config["config"])
         made.scale_is_fixed = not arguments.pop("dynamic", True)
         initial = arguments.pop("initial_scale", None)

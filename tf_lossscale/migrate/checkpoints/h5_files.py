@@ -10,10 +10,10 @@ from tf_lossscale.migrate.checkpoints import configs
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import (
     File,
+    FileError,
     Optimizer,
     Slot,
     Tensor,
-    UnreadableError,
     explaining_damage,
     scale_values,
 )
@@ -26,7 +26,7 @@ def read(path: str) -> File:
         version = _text(file.attrs.get("keras_version", ""))
         weights = file.get("model_weights", file)
         if "layer_names" not in weights.attrs:
-            raise UnreadableError(
+            raise FileError(
                 f"{path}: the HDF5 file is not a Keras model in the .h5 format. If it is a .weights.h5 file, load it "
                 "into a compiled model with `model.load_weights(path)`. To restore its optimizer into another one, "
                 "pass `model.optimizer` to migrate.restore in place of the path."
@@ -57,7 +57,7 @@ def _without_scale(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
         return stored
     named = {each.name.rpartition("/")[2]: each for each in stored}
     of_scale = scale_values(named.get)
-    optimizer.scale_state |= {key: tensor.value().item() for key, tensor in of_scale.items()}
+    optimizer.scale_state |= {key: tensor.number() for key, tensor in of_scale.items()}
     if "dynamic_scale" in named:
         # Keras 3's own wrapper saves a step count and a learning rate that it does not use.
         stored = stored[2:]
@@ -67,14 +67,16 @@ def _without_scale(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
 def _fill(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
     """Store an optimizer's variables as its step count and slots. Their order shows which variable is which."""
     if stored and not stored[0].shape:
-        optimizer.iterations = int(stored[0].value())
+        optimizer.iterations = stored[0].number()
         stored = stored[1:]
     if stored and not stored[0].shape and optimizer.family == "keras3":
         # Skip the learning rate, which is also in the config.
         stored = stored[1:]
     if optimizer.name == "Nadam":
-        # Skip the product of momenta, which `restore` computes from the step count.
-        stored = [tensor for tensor in stored if tensor.shape or any(not v.shape for v in variables)]
+        # Keras 3 saves its product of momenta last, legacy optimizers save it first, and tf_keras does not save it.
+        place = {"keras3": -1, "tf_keras_legacy": 0}.get(optimizer.family)
+        if stored and place is not None and not stored[place].shape:
+            optimizer.nadam_product = stored.pop(place).number()
     groups = slot_names.order_in_lists(optimizer.name, optimizer.family, optimizer.hyperparameters)
     count, left = divmod(len(stored), sum(map(len, groups)) or 1)
     if left or not groups:
@@ -100,7 +102,7 @@ def _h5(path: str) -> Any:
     # The search ends at the first entry for which the function does not return None.
     found = file.id.links.visit(elsewhere, info=True)
     if found is not None:
-        raise UnreadableError(
+        raise FileError(
             f"{path}: /{found} is a link or refers to another file. Keras never writes such an entry, so nothing was "
             "read. Get a new copy of the file from its author."
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Tensor
+from tf_lossscale.writing import printable
 
 _EXIT_CODES = """\
 exit code:
@@ -57,8 +58,8 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
         "class": optimizer.name,
         "wrapper": optimizer.wrapper,
         "loss_scale": _number(optimizer.scale_state.get("loss_scale")),
-        "counter": optimizer.scale_state.get("dynamic_counter"),
-        "iterations": optimizer.iterations,
+        "counter": _number(optimizer.scale_state.get("dynamic_counter")),
+        "iterations": _number(optimizer.iterations),
         "learning_rate": _number(optimizer.learning_rate),
         "hyperparameters": {name: _number(value) for name, value in optimizer.hyperparameters.items()},
         "slots": {
@@ -93,6 +94,7 @@ def _print_tables(shown: dict[str, Any]) -> None:
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

@@ -30,7 +30,9 @@ def read(source: Target, variables: Mapping[str, Any]) -> File:
         tensors = {tensor.path: tensor for tensor in owners.values()}
     # A legacy optimizer that has not been used has no variables.
     made.iterations = as_number(source.iterations()) if source.variables() else None
-    places = [source.iterations(), getattr(source.inner, source.nadam_product[0], None)]
+    product = source.nadam_product()
+    made.nadam_product = None if product is None else as_number(product)
+    places = [source.iterations(), product]
     for name, attribute in slot_names.ATTRIBUTES.get(kind or "", {}).items():
         of_slot = source.slots(name, attribute)
         places += of_slot.values()

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
-from tf_lossscale.migrate.checkpoints.saved import File, Tensor
+from tf_lossscale.migrate.checkpoints.saved import File, FileError, Tensor
 
 
 def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[str]]:
@@ -22,7 +22,7 @@ def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[st
         return list(zip(matched, variables)), []
     matched = _by_order(file.variables, variables)
     if matched is None:
-        raise ValueError(
+        raise FileError(
             f"{file.path}: `variables` matches the file's variables neither by name nor by order and shape. The file "
             f"has: {_listed([(t.path, t.shape) for t in file.variables])}. `variables` has: "
             f"{_listed([(name_of(v), tuple(v.shape)) for v in variables])}. Pass a dict {{name in the file: variable}}."
@@ -30,7 +30,7 @@ def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[st
     shapes = collections.Counter(tensor.shape for tensor in matched)
     alike = [(tensor.path, tensor.shape) for tensor in matched if shapes[tensor.shape] > 1]
     if alike and not file.order_is_known:
-        raise ValueError(
+        raise FileError(
             f"{file.path}: `variables` cannot be matched with the file's variables. Their names differ, and the file "
             f"does not tell the order of the variables that have the same shape: {_listed(alike)}. Pass a dict {{name "
             "in the file: variable}, in the order in which the variables were passed to the optimizer's build()."
@@ -51,12 +51,12 @@ def _named(file: File, name: str, variable: Any) -> Tensor:
     named = named or [tensor for tensor in file.variables if name == tensor.name]
     if len(named) > 1:
         paths = ", ".join(tensor.path for tensor in named)
-        raise ValueError(f"{file.path}: the file has several variables {name!r}. Pass one of their paths: {paths}.")
+        raise FileError(f"{file.path}: the file has several variables {name!r}. Pass one of their paths: {paths}.")
     if not named:
         names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
-        raise ValueError(f"{file.path}: the file has no variable {name!r}, only: {names}.")
+        raise FileError(f"{file.path}: the file has no variable {name!r}, only: {names}.")
     if named[0].shape != tuple(variable.shape):
-        raise ValueError(
+        raise FileError(
             f"{file.path}: the variable {name!r} has shape {named[0].shape}, but yours has {tuple(variable.shape)}."
         )
     return named[0]

@@ -11,6 +11,7 @@ from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target
+from tf_lossscale.writing import printable
 
 # Hyperparameters that have no effect on the next steps of an optimizer whose slots are restored.
 _WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer", "initial_accumulator_value")
@@ -25,13 +26,17 @@ class Notes:
     lost: list[str] = dataclasses.field(default_factory=list)
     #: The values of the new optimizer that the saved one does not have.
     unset: list[str] = dataclasses.field(default_factory=list)
+    #: The values that are rounded to a dtype of lower precision.
+    rounded: list[str] = dataclasses.field(default_factory=list)
 
     def all(self) -> tuple[str, ...]:
         """Return all notes."""
         lost = "These values of the saved optimizer have no place in the new one and are not restored"
         unset = "The saved optimizer has no value for these parts of the new one, which do not change"
-        listed = ((lost, self.lost), (unset, self.unset))
-        return (*self.texts, *(f"{what}: {', '.join(values)}." for what, values in listed if values))
+        rounded = "These values are rounded, because the dtypes of the new variables have a lower precision"
+        listed = ((lost, self.lost), (unset, self.unset), (rounded, self.rounded))
+        texts = [*self.texts, *(f"{what}: {', '.join(values)}." for what, values in listed if values)]
+        return tuple(map(printable, texts))
 
     def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
         """Compare the classes, the hyperparameters and the learning rates."""
@@ -43,11 +48,12 @@ class Notes:
             # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
             ignored |= {"decay", "weight_decay"} if kind == "AdamW" else {"decay"}
             if decay := saved.hyperparameters.get("decay"):
+                rate = "learning_rate" if saved.learning_rate is None else f"{saved.learning_rate:g}"
                 self.texts.append(
                     f"The file has decay={decay:g}, which in Nadam belongs to the momentum, not to the learning rate."
                     if kind == "Nadam"
                     else f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
-                    f"InverseTimeDecay({saved.learning_rate:g}, 1, {decay:g})."
+                    f"InverseTimeDecay({rate}, 1, {decay:g})."
                 )
         for name, value in saved.hyperparameters.items():
             if name not in ignored:

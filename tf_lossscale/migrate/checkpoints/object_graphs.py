@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
@@ -92,13 +92,16 @@ class _Graph:
         path = self._paths.get(node, key.removesuffix(_SUFFIX))
         return self._tensor(key, path, attribute.full_name or path)
 
+    def _full_names(self, nodes: Iterable[int]) -> list[str]:
+        return [attribute.full_name for node in nodes if (attribute := self._attribute(node))]
+
     def _number(self, node: int, name: str) -> Any:
         child = self._children[node].get(name)
         tensor = None if child is None else self.tensor(child)
         if child is None or tensor is None or tensor.shape:
             return None
         self._read.add(child)
-        return tensor.value().item()
+        return tensor.number()
 
     def optimizers(self) -> list[int]:
         """Return the nodes of the optimizers. A wrapped optimizer is represented by the node of its wrapper."""
@@ -177,12 +180,11 @@ class _Graph:
             if tensor is not None:
                 slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner))
                 self._read.add(slot.slot_variable_node_id)
-        names = [self._attribute(child).full_name for child in self._children[node].values() if self._attribute(child)]
+        names = self._full_names(self._children[node].values())
         hyper = {name: self._number(node, name) for name in self._children[node]}
-        numbers: dict[str, Any] = {name: value for name, value in hyper.items() if isinstance(value, (int, float))}
+        numbers: dict[str, Any] = {name: value for name, value in hyper.items() if value is not None}
         powers = {name: numbers.pop(name) for name in list(numbers) if name.endswith("_power")}
-        # `restore` computes Nadam's product of momenta from the step count.
-        numbers.pop("momentum_cache", None)
+        product = numbers.pop("momentum_cache", None)
         rate = numbers.pop("learning_rate", None)
         iterations = numbers.pop("iter", None)
         of_tf1 = family == "tf1"
@@ -192,11 +194,13 @@ class _Graph:
             iterations = steps if is_exact else self._number(0, "global_step")
         slot_variables = [slot.tensor.name for each in slots.values() for slot in each]
         names = [slot_names.today(last_part(each)) for each in slot_variables] if of_tf1 else names or slot_variables
-        name = slot_names.class_of(set(slots), names, is_nadam="momentum_cache" in hyper)
+        name = slot_names.class_of(set(slots), names, is_nadam=product is not None)
         if not slots and (of_tf1 or ("momentum" in hyper and "rho" not in hyper)):
             # In TensorFlow 2, only SGD and RMSprop have a hyperparameter `momentum`, and only RMSprop also has `rho`.
             name = "SGD"
-        return Optimizer("", family, name, None, iterations, rate, numbers, slots=slots, powers=powers)
+        return Optimizer(
+            "", family, name, None, iterations, rate, numbers, slots=slots, nadam_product=product, powers=powers
+        )
 
     def _with_lists(self, node: int, family: str) -> Optimizer:
         """Read a Keras 3 or tf_keras optimizer, which stores a list of variables for each slot."""
@@ -213,15 +217,17 @@ class _Graph:
                     owner = self.tensor(order[i]) if i in order else None
                     lists.setdefault(attribute, []).append(Slot(tensor, owner))
                     self._read.add(entries[i])
-        names = [self._attribute(children["_iterations"]).full_name.rpartition("/")[0]]
+        names = [each.rpartition("/")[0] for each in self._full_names([children["_iterations"]])]
         names += [each[0].tensor.name.partition("/")[0] for each in lists.values()]
         if family == "tf_keras":
             names += [each for slot, each in _CLASS_BY_SLOT.items() if slot in names][:1]
-        name = slot_names.class_of(set(lists), names, is_nadam=self._number(node, "_u_product") is not None)
+        product = self._number(node, "_u_product")
+        name = slot_names.class_of(set(lists), names, is_nadam=product is not None)
         if name is None and not lists and "momentums" in children:
             name = "SGD"
         iterations, rate = self._number(node, "_iterations"), self._number(node, "_learning_rate")
-        return Optimizer("", family, name, None, iterations, rate, slots=slot_names.canonical(name, lists))
+        slots = slot_names.canonical(name, lists)
+        return Optimizer("", family, name, None, iterations, rate, slots=slots, nadam_product=product)
 
     def variables(self) -> tuple[list[Tensor], bool]:
         """Return the variables outside the optimizers, and whether their order is known to be Keras's order. The caller

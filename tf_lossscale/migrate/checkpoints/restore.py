@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_lossscale.migrate.checkpoints import live, matching
+from tf_lossscale.migrate.checkpoints import live, matching, values
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
-from tf_lossscale.migrate.checkpoints.saved import File, Optimizer
+from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 from tf_lossscale.wrapper import registry as families
 
@@ -55,8 +55,8 @@ def restore(
 
     The slots of a TensorFlow 1, TensorFlow 2, tf_keras or Keras 3 optimizer are copied to the corresponding Keras 3 or
     tf_keras optimizer. If both optimizers are wrapped, the loss scale and its counts are copied to the wrapper. If the
-    file does not match the optimizer or the variables, an error is raised and nothing changes. Each value that only one
-    of the two optimizers has is named in a note.
+    file does not match the optimizer or the variables, an error is raised and no variable changes. Each value that only
+    one of the two optimizers has is named in a note.
 
     >>> import tempfile, tensorflow as tf, tf_keras
     >>> import tf_lossscale
@@ -89,14 +89,12 @@ def restore(
         FileNotFoundError: there is no file at `source`.
         ValueError: the file is damaged, or does not match the optimizer or the variables. The message names the part
             that is damaged or does not match.
-        TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer.
+        TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer, or `variables` contains something
+            other than variables.
     """
     target = _target("optimizer", optimizer)
-    if isinstance(variables, Mapping):
-        named = dict(variables)
-    else:
-        variables = list(variables)
-        named = {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
+    variables = dict(variables) if isinstance(variables, Mapping) else list(variables)
+    named = _by_name(variables)
     file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), named)
     saved = _chosen(file, name)
     kind = _class_of(file, saved, target.inner)
@@ -105,10 +103,16 @@ def restore(
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
-    micro_steps = None if steps is None else _micro_steps(saved, steps, target, notes)
-    _check_counts(file, {**saved.scale_state, "iterations": micro_steps or 0})
-    values = [(variable, tensor.value()) for tensor, variable in pairs]
-    trained = [(variable, value) for variable, value in values if getattr(variable, "trainable", True)]
+    values.check_numbers(file, {**(saved.scale_state if target.is_wrapped else {}), "iterations": steps or 0})
+    product = None
+    if steps is not None:
+        micro_steps = _micro_steps(saved, steps, target, notes)
+        steps = int(micro_steps // target.micro_steps)
+        product = _nadam_product(file, saved, steps, target, notes) if kind == "Nadam" else None
+    weights = [
+        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs
+    ]
+    trained = [(variable, value) for variable, value in weights if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
     family: Any = families.family_of(target.inner)
     if not family._is_built:
@@ -119,22 +123,25 @@ def restore(
         # An average that was not saved starts at its variable's value.
         slots = [*(("average", variable, value) for variable, value in trained), *slots]
     places = _places(file, target, kind, slots, notes)
-    if micro_steps is not None:
+    if steps is not None:
         places.append((target.iterations(), micro_steps))
-        steps = int(micro_steps // target.micro_steps)
-        if kind == "Nadam":
-            attribute, decay = target.nadam_product
-            product = slot_names.nadam_product(target.number("beta_1"), steps, decay)
-            places.append((getattr(target.inner, attribute), product))
+    if product is not None:
+        places.append((target.nadam_product(), product))
     scale = _scale(saved, target, notes)
-    places += [(target.scale_variables()[key], value) for key, value in scale.items()]
+    places += target.scale_places(scale)
     notes.unset += target.remaining([variable for variable, _ in places])
-
-    # All steps that can raise an error are done before this loop, so an error leaves all variables unchanged.
-    for variable, value in (*values, *places):
-        variable.assign(value)
-    if saved.learning_rate is not None and not target.has_schedule:
-        target.inner.learning_rate = saved.learning_rate
+    rate = None if target.has_schedule else saved.learning_rate
+    rate_is_variable = hasattr(target.learning_rate(), "assign")
+    if rate is not None and rate_is_variable:
+        places.append((target.learning_rate(), rate))
+    values.assign(
+        [*weights, *((place, values.fitting(file, matching.name_of(place), value, place)) for place, value in places)]
+    )
+    if rate is not None and not rate_is_variable:
+        target.inner.learning_rate = rate
+    if steps is not None and hasattr(target.inner, "_u_product_counter"):
+        # In eager mode, tf_keras's Nadam compares this number with `iterations` to update its product once per step.
+        target.inner._u_product_counter = steps + 1
     return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), notes.all())
 
 
@@ -149,10 +156,16 @@ def _target(argument: str, optimizer: Any) -> Target:
     return target
 
 
-def _check_counts(file: File, counts: Mapping[str, float]) -> None:
-    for name, count in counts.items():
-        if name != "loss_scale" and not 0 <= count < 2**63:
-            raise ValueError(f"{file.path}: {name} must be a number of steps from 0 to 2**63 - 1, but is {count:g}.")
+def _by_name(variables: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    for variable in variables.values() if isinstance(variables, dict) else variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
+                "as model.variables, and not their values."
+            )
+    if isinstance(variables, dict):
+        return variables
+    return {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -160,21 +173,21 @@ def _chosen(file: File, name: str | None) -> Optimizer:
     if len(named) == 1:
         return named[0]
     if not file.optimizers:
-        raise ValueError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
+        raise FileError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
     names = ", ".join(each.path or "(the root)" for each in file.optimizers)
-    raise ValueError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
+    raise FileError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 
 def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
     kind = slot_names.known_class(inner)
     if kind is None:
         supported = ", ".join(slot_names.ATTRIBUTES)
-        raise ValueError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
+        raise FileError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
     given, slots, needed = type(inner).__name__, set(slot_names.canonical(kind, saved.slots)), slot_names.required(kind)
     fits = saved.name in (None, given, kind) or {saved.name, kind} == {"Adam", "AdamW"}
     if not fits or (slots and not needed <= slots):
         there, needed_there = (", ".join(sorted(each)) or "none" for each in (slots, needed))
-        raise ValueError(
+        raise FileError(
             f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name or '(unknown)'}, but the given "
             f"optimizer is {given}. The slots in the file are {there}, and {given} needs {needed_there}. Create an "
             "optimizer of the same class as the one in the file."
@@ -198,7 +211,7 @@ def _slots(
         for (tensor, named), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
             owner = named or other
             if owner is None or (named is None and owner.shape != tensor.shape):
-                raise ValueError(
+                raise FileError(
                     f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
                     "all variables that the optimizer trained, in the order in which they were passed to its build()."
                 )
@@ -207,11 +220,11 @@ def _slots(
                 continue
             variable = variable_of[owner.path]
             if tensor.shape != tuple(variable.shape):
-                raise ValueError(
+                raise FileError(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
-            value = tensor.value()
+            value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
             if saved.of_tf1 and kind == "SGD":
                 # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
@@ -239,7 +252,7 @@ def _places(
     for slot, variable, value in slots:
         key = target.key(variable)
         if key is None:
-            raise ValueError(
+            raise FileError(
                 f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
                 "into a new optimizer, or pass the variables that this one was built for."
             )
@@ -267,7 +280,7 @@ def _steps(file: File, saved: Optimizer, target: Target, notes: Notes) -> int | 
         if is_exact:
             return steps
     if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
-        raise ValueError(
+        raise FileError(
             f"{file.path}: the file has several Adam optimizers, each with a beta1_power, but does not say which "
             "beta1_power belongs to which optimizer. Save each optimizer's variables in a separate file."
         )
@@ -279,9 +292,9 @@ def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> 
     if "gradient_accumulator" not in saved.slots:
         return steps * target.micro_steps
     there = saved.hyperparameters.get("gradient_accumulation_steps")
-    if there is None:
+    if there is None or not there >= 1:
         notes.texts.append(
-            f"The file counts {steps} micro-steps, but does not contain gradient_accumulation_steps. With the "
+            f"The file counts {steps} micro-steps, but does not say how many of them make a step. With the "
             f"optimizer's own value, {target.micro_steps}, these are {steps // target.micro_steps} steps."
         )
     elif there != target.micro_steps:
@@ -289,6 +302,24 @@ def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> 
         notes.lost.append(f"the slots gradient_accumulator of {steps % there:g} micro-steps")
         return int(steps // there) * target.micro_steps
     return steps
+
+
+def _nadam_product(file: File, saved: Optimizer, steps: int, target: Target, notes: Notes) -> float:
+    """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
+    has_schedule_of_target = saved.slots_are_lists == target.slots_are_lists
+    if saved.nadam_product is None or not has_schedule_of_target:
+        if has_schedule_of_target:
+            notes.texts.append(
+                "The file does not contain Nadam's product of momenta. It is computed from the step count, which may "
+                "include skipped steps."
+            )
+        # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
+        return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
+    if not 0 <= saved.nadam_product <= 1:
+        raise FileError(
+            f"{file.path}: Nadam's product of momenta must be a number from 0 to 1, but is {saved.nadam_product:g}."
+        )
+    return saved.nadam_product
 
 
 def _learning_rate_now(inner: Any) -> float:

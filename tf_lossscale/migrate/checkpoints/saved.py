@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_lossscale.writing import printable
+
 # Maps each value of `Optimizer.family` to the libraries that write such an optimizer, as messages show them.
 LIBRARIES = {
     "keras3": "Keras 3",
@@ -25,8 +27,11 @@ SCALE_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class UnreadableError(ValueError):
-    """Raised if a file is damaged or has an unknown format. The message names the file and the damaged part."""
+class FileError(ValueError):
+    """Raised if a file is damaged, has an unknown format or does not match. The message names the file and the part."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,13 @@ class Tensor:
     def value(self) -> np.ndarray:
         """Read the value from the file."""
         return np.asarray(self.read())
+
+    def number(self) -> Any:
+        """Read the value of a scalar as a Python number. If it is not a real number, raise a ValueError."""
+        number: Any = self.value().item()
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise ValueError(f"{self.path} must be a real number, but is {number!r}")
+        return number
 
 
 class Slot(NamedTuple):
@@ -84,6 +96,8 @@ class Optimizer:
     #: Maps each slot name, for example "momentum", to the slots of all trained variables. These are the slot names that
     #: TensorFlow 2 uses, or the names in the file if the optimizer's class is unknown.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
+    #: Nadam's product of the momentum coefficients of all steps, with the schedule of the optimizer's library.
+    nadam_product: float | None = None
     #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
     powers: dict[str, float] = dataclasses.field(default_factory=dict)
     #: The paths of the remaining variables of the optimizer and of its wrapper. Their meaning is unknown.
@@ -142,14 +156,14 @@ class File:
 
 @contextlib.contextmanager
 def explaining_damage(path: str, part: str) -> Iterator[None]:
-    """Turn any error that a library raises for a damaged file into an `UnreadableError`."""
+    """Turn any error that a library raises for a damaged file into a `FileError`."""
     try:
         yield
-    except (FileNotFoundError, PermissionError, UnreadableError):
+    except (FileNotFoundError, PermissionError, FileError):
         raise
     # The type of the error depends on the library and on which byte of the file is damaged.
     except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UnreadableError(
+        raise FileError(
             f"{path}: {part} cannot be read, because the file is truncated or damaged ({why}). Use another copy."
         ) from error

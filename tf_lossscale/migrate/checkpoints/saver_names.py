@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.migrate.checkpoints.read import read
+from tf_lossscale.migrate.checkpoints.saved import FileError
 from tf_lossscale.migrate.checkpoints.savers import last_part
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def saver_names(
         found = [name] if name in names else powers
         if len(found) != 1 or found[0] in by_name:
             others = f", but several variables that may correspond to it: {', '.join(found)}" if found[1:] else ""
-            raise ValueError(
+            raise FileError(
                 f"{os.fspath(checkpoint_path)}: the file has no variable {name!r}{others}. Pass only `variables` that "
                 "are in the file."
             )

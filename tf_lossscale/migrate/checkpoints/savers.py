@@ -64,7 +64,7 @@ def _optimizer(name: str, found: dict[int, list[Slot]]) -> Optimizer:
 def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
-        values.setdefault(last_part(name), set()).add(tensor.value().item())
+        values.setdefault(last_part(name), set()).add(tensor.number())
     # If variables of one kind, such as `beta1_power`, have different values, all of them are ignored. The file does not
     # say which of them belongs to which optimizer.
     agreed = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
@@ -74,7 +74,7 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     if is_exact:
         optimizer.iterations = steps
     elif "global_step" in tensors and not differ:
-        optimizer.iterations = int(tensors["global_step"].value())
+        optimizer.iterations = tensors["global_step"].number()
     optimizer.others = [name for name in state if last_part(name) not in {*agreed, *_POWERS}]
     optimizer.scale_state = scale_values(agreed.get)
     if optimizer.scale_state:

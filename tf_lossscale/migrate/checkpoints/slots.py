@@ -64,7 +64,8 @@ DIFFERENCES = {
     ),
     "Nadam": (
         "Nadam: the momentum schedule of the current optimizer warms up 250 times as fast, so the steps differ. The "
-        "moments are restored, and the product of momenta is computed from the current schedule."
+        "moments are restored. The product of momenta is computed with the current schedule from the step count, "
+        "which may include skipped steps."
     ),
 }
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.variables import as_number
 from tf_lossscale.migrate.checkpoints.matching import name_of
 from tf_lossscale.migrate.checkpoints.saved import scale_values
 from tf_lossscale.wrapper import registry
@@ -29,8 +31,7 @@ class Target:
 
     #: Whether the optimizer stores slots as lists of variables and uses the newer update formulas.
     slots_are_lists = True
-    #: The attribute with the product of Nadam's momentum coefficients, and the decay of its momentum schedule.
-    nadam_product: tuple[str, float] = ("_u_product", 1.0)
+    _nadam_product = "_u_product"
 
     def __init__(self, optimizer: Any, inner: Any, library: str):
         self.optimizer = optimizer
@@ -83,6 +84,10 @@ class Target:
         """Return the variable with the step count. With gradient accumulation in Keras 3, it counts micro-steps."""
         return self.inner._iterations
 
+    def nadam_product(self) -> Any:
+        """Return the variable with the product of Nadam's momentum coefficients, or None for other optimizers."""
+        return getattr(self.inner, self._nadam_product, None)
+
     def learning_rate(self) -> Any:
         """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
@@ -100,6 +105,15 @@ class Target:
         holder = getattr(self.optimizer, "_loss_scale", self.optimizer)
         return scale_values(lambda name: getattr(holder, name, None))
 
+    def scale_places(self, state: dict[str, float]) -> list[tuple[Any, Any]]:
+        """Return (variable, value) pairs that give a dynamic loss scale the values of a state, and keep the others."""
+        scale: Any = getattr(self.optimizer, "_loss_scale", None)
+        places: list[tuple[Any, Any]] = []
+        if not isinstance(scale, LossScale) or not state:
+            return [(self.scale_variables()[key], value) for key, value in state.items()]
+        scale._set_state(scale.state() | state, as_number, lambda variable, value: places.append((variable, value)))
+        return places
+
     def remaining(self, known: Iterable[Any]) -> list[str]:
         """Return the names of the variables that are neither known nor the learning rate, nor of any loss scale."""
         known = {id(each) for each in (*known, self.learning_rate(), *self.scale_variables().values())}
@@ -114,7 +128,7 @@ class _TfKeras(Target):
 
 class _Legacy(Target):
     slots_are_lists = False
-    nadam_product = ("_m_cache", 0.004)
+    _nadam_product = "_m_cache"
 
     def _key(self, variable: Any) -> Any:
         key = variable._unique_id

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tf_lossscale.migrate.codemod import files, report
+from tf_lossscale.writing import printable, printable_lines
 
 _EXIT_CODES = """\
 exit code:
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(report.as_json(reports, arguments.write))
     elif not arguments.check and not arguments.write:
         for each in reports:
-            sys.stdout.write(each.diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+            diff = each.diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            sys.stdout.write(printable_lines(diff))
     sys.stdout.flush()
     print(_summary(report.counts(reports), arguments.write), file=sys.stderr)
     if any(each.status == report.ERROR for each in reports):
@@ -54,11 +56,11 @@ def _print_findings(reports: Sequence[report.FileReport]) -> None:
     """Print errors, TODO comments and notices to stderr, so that stdout contains only the diff or JSON."""
     for each in reports:
         if each.status == report.ERROR:
-            print(f"{each.path}: {each.error}", file=sys.stderr)
+            print(printable(f"{each.path}: {each.error}"), file=sys.stderr)
         for finding in each.findings:
             if finding.kind != report.REWRITTEN:
                 place = f"{each.path}:{finding.line}:{finding.column + 1}"
-                print(f"{place}: {finding.kind}: {finding.old}: {finding.reason}", file=sys.stderr)
+                print(printable(f"{place}: {finding.kind}: {finding.old}: {finding.reason}"), file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 from tf_lossscale.migrate.codemod import names, notebooks, report
@@ -20,7 +18,7 @@ from tf_lossscale.writing import whole_file
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
 _WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b((?:\\\r?\n|[^\n(;])*(?:\([^)]*\))?)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b((?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?)", re.MULTILINE)
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -43,15 +41,20 @@ def find(paths: Iterable[str]) -> list[str]:
 
 
 def _below(folder: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in found:
-        if entry.is_file(follow_symlinks=False) and entry.name.endswith((".py", ".pyi", _NOTEBOOK)):
-            yield entry.path
-    for entry in found:
-        is_environment = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
-        if entry.is_dir(follow_symlinks=False) and entry.name not in _NEVER and not is_environment:
-            yield from _below(entry.path)
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        for entry in found:
+            if entry.is_file(follow_symlinks=False) and entry.name.endswith((".py", ".pyi", _NOTEBOOK)):
+                yield entry.path
+        waiting += reversed([entry.path for entry in found if _is_searched(entry)])
+
+
+def _is_searched(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_dir(follow_symlinks=False) or entry.name in _NEVER:
+        return False
+    return not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
 
 
 def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
@@ -107,7 +110,7 @@ def _source(path: str) -> bytes:
     migration then reports the error.
     """
     try:
-        content = pathlib.Path(path).read_bytes()
+        content = _content(path)
         return notebooks.Notebook(content).source.encode() if path.endswith(_NOTEBOOK) else content
     except OSError:
         return b"\0"
@@ -115,9 +118,16 @@ def _source(path: str) -> bytes:
         return b"\0" if names.is_worth_parsing(content) else b""
 
 
+def _content(path: str) -> bytes:
+    """Return the content of a file. Refuse a pipe or a device, which may never end and cannot be read twice."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError("this is not a regular file. Pass a file or a folder")
+    return pathlib.Path(path).read_bytes()
+
+
 def _migrate(path: str, around: Around) -> report.FileReport:
     try:
-        old = pathlib.Path(path).read_bytes()
+        old = _content(path)
         new, findings = (notebooks.rewritten if path.endswith(_NOTEBOOK) else migrate)(old, around)
     except Exception as error:
         # An error in one file must not stop the migration of the other files.
@@ -150,25 +160,7 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
 
 
 def _write(changed: report.FileReport) -> None:
-    path = os.path.realpath(changed.path)
-    if pathlib.Path(path).read_bytes() != changed.old:
+    if _content(changed.path) != changed.old:
         raise ValueError("the file changed after it was read, so it was not rewritten. Run the command again")
-    write_atomically(path, changed.new)
-
-
-def write_atomically(path: str, content: bytes) -> None:
-    """Replace the content of a file atomically, and keep its permissions, or leave the file and raise an OSError."""
-    if not os.access(path, os.W_OK):
-        raise PermissionError(f"the file is not writable: {path}")
-    with whole_file(pathlib.Path(path), 0o600) as temporary:
-        temporary.write_bytes(content)
-        shutil.copymode(path, temporary)
-        _keep_owner(path, temporary)
-
-
-def _keep_owner(path: str, temporary: pathlib.Path) -> None:
-    """Give the new file the owner and group of the old file, if the operating system permits it."""
-    before, now = os.stat(path), os.stat(temporary)
-    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
-        with contextlib.suppress(OSError):
-            os.chown(temporary, before.st_uid, before.st_gid)
+    with whole_file(pathlib.Path(changed.path), 0o600) as temporary:
+        temporary.write_bytes(changed.new)

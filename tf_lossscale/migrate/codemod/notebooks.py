@@ -7,6 +7,8 @@ replaced with a placeholder name. The bytes of the file outside rewritten cells 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import itertools
 import json
 import re
@@ -22,13 +24,14 @@ from tf_lossscale.migrate.codemod.uses import Around
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
-_NAMES = re.compile(rf"[ \t]*{names.IPYTHON}(\d+)_")
+_NAMES = re.compile(rf"(?<![ \t])[ \t]*{names.IPYTHON}(\d+)_")
 # Matches lines that are valid only in IPython: `%magic`, `!shell`, `?help`, `help?`, `x = !shell`, `x = %magic`.
-_IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|\s*[\w.,\s\[\]]+=\s*[%!]")
+_IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|[\w.,\s\[\]]+=\s*[%!]")
 # Cell magics, such as `%%time`, that are followed by Python code.
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_RESERVED = f"`{_BETWEEN.format('N').strip()}` or `{names.IPYTHON}...`. Change it, and migrate again"
 _LEFT = "lines of IPython syntax are not changed. Replace the old name in this line by hand."
 
 
@@ -59,10 +62,15 @@ class Notebook:
             self._cells = list(_cells(self._text))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"the file is not a notebook: {error}") from error
+        if any(_CELLS.search(f"{cell.source}\n") or names.IPYTHON in cell.source for cell in self._cells):
+            raise ValueError(f"a code cell contains a comment or name that this command uses itself: {_RESERVED}")
         self._kept: list[str] = []
-        modules = (self._as_module(number, cell.source) for number, cell in enumerate(self._cells))
+        self._modules = [
+            f"{_BETWEEN.format(number)}{self._as_module(number, cell.source)}"
+            for number, cell in enumerate(self._cells)
+        ]
         #: The code cells, joined into the source of one module.
-        self.source: str = "".join(f"{_BETWEEN.format(number)}{module}" for number, module in enumerate(modules))
+        self.source: str = "".join(self._modules)
 
     def _as_module(self, number: int, source: str) -> str:
         """Return a cell's source as Python code that ends with a line break."""
@@ -71,7 +79,7 @@ class Notebook:
             if code.lstrip().startswith("%%") and not _OF_PYTHON.match(code.lstrip()):
                 code = self._keep(source.removesuffix("\n"))
             else:
-                code = "".join(self._without_ipython(source.splitlines(keepends=True)))
+                code = "".join(self._without_ipython(_lines(source)))
         if not _parses(code):
             if names.is_worth_parsing(source.encode()):
                 raise ValueError(f"code cell {number + 1} parses neither as Python nor as IPython code")
@@ -83,8 +91,9 @@ class Notebook:
         for line in lines:
             if goes_on or _IPYTHON.match(line):
                 indent = indent if goes_on else line[: len(line) - len(line.lstrip())]
-                goes_on = line.rstrip("\n").endswith("\\")
-                yield f"{indent}{self._keep(line.removesuffix(chr(10)))}\n"
+                text = line.rstrip("\r\n")
+                goes_on = text.endswith("\\")
+                yield f"{indent}{self._keep(text)}{line[len(text) :]}"
             else:
                 yield line
 
@@ -113,7 +122,7 @@ class Notebook:
 
     def left(self) -> Iterator[Finding]:
         """Yield a notice, with its line in the joined module, for each line of IPython that contains an old name."""
-        for number, line in enumerate(self.source.splitlines(), 1):
+        for number, line in enumerate(_lines(self.source), 1):
             match = _NAMES.match(line)
             text = self._kept[int(match[1])] if match else ""
             if not _OLD.isdisjoint(names.WORD.findall(text)):
@@ -121,11 +130,29 @@ class Notebook:
 
     def in_file(self, finding: Finding) -> Finding:
         """Convert the line number of a finding from the joined module to the notebook file."""
-        before = self.source.splitlines(keepends=True)[: finding.line]
-        marks = [number for number, line in enumerate(before) if _CELLS.fullmatch(line)]
-        parts, line = self._cells[len(marks) - 1].parts, len(before) - marks[-1] - 2
-        part = parts[line] if line < len(parts) else parts[0]
-        return dataclasses.replace(finding, line=1 + self._text.count("\n", 0, part.start()))
+        return dataclasses.replace(finding, line=self._lines_in_file[finding.line - 1])
+
+    @functools.cached_property
+    def _lines_in_file(self) -> list[int]:
+        """Map each line of the joined module, counted from 0, to its line in the file, counted from 1."""
+        result, line, counted_to = [], 1, 0
+        for cell, module in zip(self._cells, self._modules):
+            of_cell, is_new_line = [], True
+            for part in cell.parts:
+                line += self._text.count("\n", counted_to, part.start())
+                counted_to = part.start()
+                for text in _lines(json.loads(part[0])):
+                    of_cell += [line] * is_new_line
+                    is_new_line = text.endswith(("\r", "\n"))
+            # The module has a comment before the cell, and a cell magic as a single line.
+            of_cell += [line] * len(_lines(module))
+            result += [of_cell[0], *of_cell[: len(_lines(module)) - 1]]
+        return result
+
+
+def _lines(text: str) -> list[str]:
+    """Split a text only at the line breaks that Python's parser knows. `str.splitlines` knows more of them."""
+    return list(io.StringIO(text, newline=""))
 
 
 def _parses(code: str) -> bool:
@@ -138,6 +165,8 @@ def _parses(code: str) -> bool:
 
 def _cells(text: str) -> Iterator[_Cell]:
     """Yield the code cells of a notebook in order."""
+    # In a file that is not JSON, `_STRING` might search from each quotation mark to the end of the file.
+    json.loads(text)
     strings = list(_STRING.finditer(text))
     # The JSON parser loses the positions of strings. Before parsing, each string is therefore replaced by its index.
     numbers = itertools.count()
@@ -163,7 +192,8 @@ def _encoded(source: str, cell: _Cell, text: str) -> str:
     kept = {json.loads(part[0]): part[0] for part in cell.parts}
     before = text[text.rindex("[", 0, first.start()) + 1 : first.start()]
     between = text[first.end() : cell.parts[1].start()] if len(cell.parts) > 1 else f",{before}"
-    lines = source.splitlines(keepends=True)
+    # Jupyter splits a source like `str.splitlines`, but other programs may not.
+    lines = (part for line in _lines(source) for part in ([line] if line in kept else line.splitlines(keepends=True)))
     return between.join(kept.get(line) or json.dumps(line, ensure_ascii=only_ascii) for line in lines)
 
 

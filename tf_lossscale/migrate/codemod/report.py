@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from tf_lossscale.writing import printable
+
 REWRITTEN = "rewritten"
 TODO = "todo"
 NOTICE = "notice"
@@ -53,7 +55,7 @@ class FileReport:
     @property
     def diff(self) -> str:
         """The change as a unified diff, or an empty string if the file did not change."""
-        shown = self.path.replace(os.sep, "/").lstrip("/")
+        shown = printable(self.path.replace(os.sep, "/").lstrip("/"))
         lines = difflib.unified_diff(_lines(self.old), _lines(self.new), f"a/{shown}", f"b/{shown}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
