@@ -214,7 +214,7 @@ class DynamicLossScale(LossScale):
         return assigned
 
     def _is_usable(self, scale: tf.Tensor) -> Any:
-        # The loss scales of older APIs accept other initial scales and factors. Kernels treat subnormal numbers as zero.
+        # Loss scales of older APIs accept other initial scales and factors. Kernels treat subnormal numbers as zero.
         smallest = float(np.finfo(np.float32).tiny)
         stays_positive = self.initial_scale >= smallest and self._rules.growth_factor > 0 < self._rules.backoff_factor
         return tf.logical_and(tf.math.is_finite(scale), scale > 0) if stays_positive else True
