@@ -18,7 +18,7 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     applies.
     """
     dense = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    to_check = [tf.stack([dense[i] for i in at]) if len(at) > 1 else dense[at[0]] for at in alike(dense)]
+    to_check = [_stacked([dense[i] for i in at]) for at in alike(dense)]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
     summed: list[tf.Tensor] = []
@@ -31,6 +31,16 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in summed])
     proven = tf.logical_and(tf.math.is_finite(sums), _every_value_is_finite(others))
     return tf.cond(proven, lambda: tf.constant(True), lambda: _every_value_is_finite(to_check))
+
+
+def _stacked(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """Stack tensors. If a traced function has just unstacked them from one tensor, return that tensor."""
+    if len(tensors) == 1:
+        return tensors[0]
+    unstack = getattr(tensors[0], "op", None)
+    if unstack is not None and unstack.type == "Unpack" and [*map(id, unstack.outputs)] == [*map(id, tensors)]:
+        return unstack.inputs[0]
+    return tf.stack(tensors)
 
 
 def _every_value_is_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -54,7 +54,7 @@ def step(
     if not tf.executing_eagerly():
         vars(loss_scale)["_traced"] = True  # `change_rules` warns.
     for watcher in watchers:
-        watcher.stepped()
+        watcher._stepped()
     gradients = scaling.floating(gradients)
     with replicas.explaining_refused_merge_calls():
         if aggregate:
@@ -92,7 +92,7 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
     def skip_and_count() -> list[Any]:
         counted = loss_scale._count_step(applied=False)
         with tf.control_dependencies(operations(counted)):
-            return [counted, skip and skip(), [each.skipped() for each in watchers], _warnings(loss_scale)]
+            return [counted, skip and skip(), [each._skipped() for each in watchers], _warnings(loss_scale)]
 
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.

@@ -127,14 +127,14 @@ class keep_state(contextlib.ContextDecorator):
 
     # A step calls these two methods of each watcher.
 
-    def stepped(self) -> None:
+    def _stepped(self) -> None:
         """Prepare for a step that is taken or traced inside."""
         if self._is_inside():
             self._seen = True
             if not self._restores_at_once() and not self._flag.exists:
                 replicas.once(self._flag.create)
 
-    def skipped(self) -> Any:
+    def _skipped(self) -> Any:
         """Restore the state. This is called in the branch that skips the step."""
         if not self._is_inside():
             return None

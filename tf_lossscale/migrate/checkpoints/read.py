@@ -62,7 +62,7 @@ def _only_checkpoint_in(folder: pathlib.Path) -> str:
 
         with explaining_damage(str(folder), "the file `checkpoint`"):
             # TensorFlow's own functions print the text of a damaged file, and look for the checkpoint wherever it is.
-            state = tf.compat.v1.train.generate_checkpoint_state_proto(str(folder), "")
+            state = tf.compat.v1.train.generate_checkpoint_state_proto(str(folder), "model")
             state.Clear()
             text_format.Merge((folder / "checkpoint").read_text("utf-8"), state)
             latest = str(folder / state.model_checkpoint_path) if state.model_checkpoint_path else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,8 @@ def restore(
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
-    values.check_numbers(file, {**(saved.scale_state if target.is_wrapped else {}), "iterations": steps or 0})
+    counts = {key: count for key, count in saved.scale_state.items() if key != "loss_scale" and target.is_wrapped}
+    values.check_counts(file, {**counts, "iterations": steps or 0})
     product = None
     if steps is not None:
         micro_steps = _micro_steps(saved, steps, target, notes)
@@ -337,6 +339,12 @@ def _scale(saved: Optimizer, target: Target, notes: Notes) -> dict[str, Any]:
     known = {} if saved.scale_is_fixed else {key: value for key, value in state.items() if key in places}
     lost = _named({key: value for key, value in state.items() if key not in known})
     notes.lost += [f"a fixed loss scale ({', '.join(lost) or 'without its value'})"] if saved.scale_is_fixed else lost
+    if "loss_scale" in known and not (known["loss_scale"] > 0 and math.isfinite(np.float32(known["loss_scale"]))):
+        # A loss scale that has reached infinity or 0 must not stop the restored optimizer as well.
+        notes.texts.append(
+            f"The saved loss scale is {known.pop('loss_scale'):g}, but must be a finite float32 number above 0. "
+            f"The loss scale stays at {here:g}."
+        )
     if not known:
         notes.unset += [] if here is None else [f"the loss scale ({here:g})"]
         return {}

@@ -9,23 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale import errors
 from tf_lossscale.migrate.checkpoints.matching import name_of
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.saved import File, FileError
 
 
-def check_numbers(file: File, numbers: Mapping[str, float]) -> None:
-    """Raise an error if the loss scale is not a positive number, or if a count is not a number of steps."""
-    for name, number in numbers.items():
-        if name == "loss_scale":
-            try:
-                errors.positive_number(name, number, "Use another copy.")
-            except ValueError as error:
-                raise FileError(f"{file.path}: {error}") from error
+def check_counts(file: File, counts: Mapping[str, float]) -> None:
+    """Raise an error if a count is not a number of steps."""
+    for name, count in counts.items():
         # Beyond 2**53, a float64 does not hold every count, and further steps might exceed an int64.
-        elif not (0 <= number <= 2**53 and number == int(number)):
-            raise FileError(f"{file.path}: {name} must be a number of steps from 0 to 2**53, but is {number:g}.")
+        if not (0 <= count <= 2**53 and count == int(count)):
+            raise FileError(f"{file.path}: {name} must be a number of steps from 0 to 2**53, but is {count:g}.")
 
 
 def fitting(file: File, name: str, value: Any, variable: Any, notes: Notes | None = None) -> np.ndarray:
