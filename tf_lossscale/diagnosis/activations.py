@@ -134,8 +134,10 @@ class ActivationReport:
     def __repr__(self) -> str:
         cells = [("layer", "dtype", "inputs", "outputs", "weights", "inf", "NaN", "subnormal"), *map(_cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells)]
-        aligned = (str.ljust, str.ljust, *(str.rjust,) * 6)
-        lines = ["  ".join(align(*cell) for align, *cell in zip(aligned, row, widths)) for row in cells]
+        lines = []
+        for layer, dtype, *numbers in cells:
+            texts = [layer.ljust(widths[0]), dtype.ljust(widths[1])]
+            lines.append("  ".join([*texts, *map(str.rjust, numbers, widths[2:])]))
         return "\n".join([*lines, self.advice])
 
 
@@ -206,7 +208,7 @@ class _Values:
             values, dtype = np.abs(np.asarray(each).astype(np.float64)), tf.as_dtype(each.dtype).name
             is_subnormal = (values > 0) & (values < _SMALLEST_NORMAL.get(dtype, 2.0**-126))
             kinds = map(np.count_nonzero, (np.isinf(values), np.isnan(values), is_subnormal))
-            largest = np.max(values, initial=0.0)
+            largest = float(np.max(values, initial=0.0))
             self.dtypes.add(dtype)
             self.largest = float(np.maximum(self.largest, largest))  # NaN if either is NaN
             self.counts = np.add(self.counts, (values.size, *kinds))
@@ -220,7 +222,7 @@ class _Values:
 
 @dataclasses.dataclass(eq=False)
 class _Place:
-    """The calls of a layer from one place of the forward pass. Only an RNN calls its cell several times from a place."""
+    """The calls of a layer from one place of the forward pass. Only an RNN calls its cell repeatedly from one place."""
 
     module: Any
     path: str
@@ -328,7 +330,7 @@ def _is_layer(value: Any) -> bool:
 def _parts(root: Any) -> list[Any]:
     """Return an object and everything inside it: layers, modules, variables, and what they track in containers."""
     found: dict[int, Any] = {}
-    waiting = [root]
+    waiting: list[Any] = [root]
     while waiting:
         each = waiting.pop()
         if id(each) in found or not isinstance(each, (dict, list, tuple, set, tf.__internal__.tracking.Trackable)):
@@ -339,11 +341,16 @@ def _parts(root: Any) -> list[Any]:
         elif not isinstance(each, tf.Variable):
             waiting += _attributes(each).values()
         if _is_module(each):
-            # In Keras 3, objects that TensorFlow does not track contain the states of random number generators. A
-            # Sequential model of tf_keras raises the error if it is not built.
-            with contextlib.suppress(ValueError):
-                waiting += each.variables
+            # In Keras 3, objects that TensorFlow does not track contain the states of random number generators.
+            waiting += _variables_of(each)
     return list(found.values())
+
+
+def _variables_of(module: Any) -> list[Any]:
+    try:
+        return list(module.variables)
+    except ValueError:  # a Sequential model of tf_keras that is not built
+        return []
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -408,7 +415,7 @@ def _advice(place: _Place, row: LayerActivations) -> str:
         return f"{name} computes infinity or NaN in {row.dtype}: look for a division by zero or the logarithm of zero."
     has_dtype = _is_layer(place.module) and row.dtype == "float16"
     for kind, largest in (("inputs", row.inputs), ("weights", row.weights)):
-        if has_dtype and largest is not None and largest >= _INFINITE:
+        if has_dtype and largest is not None and _INFINITE <= largest < math.inf:
             name += f" casts {kind} of up to {largest:.3g} to float16 and"
     if place.inner:
         later = next((each for each in place.inner.values() if not math.isfinite(each.inputs.largest)), None)
