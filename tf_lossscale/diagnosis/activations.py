@@ -23,9 +23,9 @@ from tf_lossscale.libraries import optional
 _SMALLEST_NORMAL = {"float16": 2.0**NORMAL, "float64": 2.0**-1022}
 # From this magnitude on, float16 rounds to infinity.
 _INFINITE = 65520.0
-# Layers that call another layer once for each time step. All steps share a row.
+# Layers that call an inner layer once for each time step. The calls share a row.
 _REPEATING = {"RNN", "TimeDistributed"}
-# The row of the loss. No layer has this name.
+# The name of the row for the loss. No layer has this name.
 _LOSS = "loss_fn()"
 
 
@@ -38,19 +38,18 @@ class LayerActivations:
     0.5
 
     Args:
-        layer: the names of the layers that contain this layer, and its own name. It ends in `(call 2)` for the second
-            call of a shared layer. An RNN or TimeDistributed layer has a single row for all calls of its inner layer.
+        layer: the names of the layers inside which the layer was called, and its own name. The name of the second call
+            of a shared layer ends in `(call 2)`. All calls by an RNN or TimeDistributed layer share a row.
         dtype: the compute dtype of a Keras layer; otherwise the dtype of the output.
-        inputs: the largest magnitude of the inputs before the layer casts them. It is infinite or NaN if some value is.
-            It is None if no input has a floating-point dtype.
+        inputs: the largest magnitude of the inputs, before the layer casts them: NaN if some value is NaN, and None if
+            no input has a floating-point dtype.
         outputs: the largest magnitude of the outputs.
         weights: the largest magnitude of the weights, including the weights of inner layers.
         infinite: the fraction of the output's values that are infinite.
         nan: the fraction of NaNs.
-        subnormal: the fraction of nonzero values below the normal numbers of the output's dtype. They have fewer
-            significant bits.
-        advice: if the output was not finite although the input was, and no inner layer was the cause: what to do.
-            Otherwise an empty string.
+        subnormal: the fraction of values in the subnormal range of the output's dtype: in float16, below `2**-14`.
+        advice: what to do, if some output was not finite although the inputs were, and although no inner layer
+            overflowed; otherwise an empty string.
     """
 
     layer: str
@@ -146,26 +145,28 @@ def activation_report(
 ) -> ActivationReport:
     """Run a model on one batch, and report the magnitudes of every layer. Call this function in eager mode.
 
-    >>> keras = tf.keras
-    >>> layers = keras.layers.Dense(2, kernel_initializer="ones", name="hidden"), keras.layers.Softmax(name="softmax")
-    >>> model = keras.Sequential([keras.Input((2,)), *layers], name="model")
-    >>> keras.mixed_precision.set_dtype_policy("mixed_float16")
-    >>> square = keras.layers.Lambda(lambda x: x**2, name="square")
-    >>> keras.mixed_precision.set_dtype_policy("float32")
-    >>> model = keras.Sequential([keras.Input((2,)), layers[0], square, layers[1]], name="model")
-    >>> activation_report(model, [[100.0, 200.0]])
-    layer    dtype    inputs  outputs  weights   inf   NaN  subnormal
+    >>> keras, half = tf.keras, "mixed_float16"
+    >>> hidden = keras.layers.Dense(2, kernel_initializer="ones", dtype=half, name="hidden")
+    >>> square = keras.layers.Lambda(lambda x: x**2, dtype=half, name="square")
+    >>> model = keras.Sequential([keras.Input((2,)), hidden, square], name="model")
+    >>> activation_report(model, tf.constant([[100.0, 200.0]]))
+    layer   dtype    inputs  outputs  weights   inf  NaN  subnormal
+    hidden  float16     200      300        1    0%   0%         0%
+    square  float16     300      inf        -  100%   0%         0%
+    model   float32     200      inf        1  100%   0%         0%
+    `square` overflows: give it dtype float32.
 
-    The model may be functional or subclassed, of Keras 3 or tf_keras, or an object of `tf.Module` or Sonnet. The report
-    lists all layers and modules, and in a functional model of Keras 3 the operations too. It does not list what runs in
-    a graph, for example in `tf.vectorized_map`. The variables of the model keep their values, also if the model
-    raises an error.
+    The report lists the layers and modules that the model calls and, in a functional model, the operations. Functions
+    decorated with `tf.function` run eagerly, but layers that are called in a graph, for example by `tf.vectorized_map`,
+    are not listed. At the end, or if the model raises an error, all variables of the model get their values back. Only
+    the global random state of TensorFlow advances.
 
     Args:
-        model: a Keras model or layer, or a `tf.Module` with a `__call__` method.
+        model: a model or layer of Keras 3 or tf_keras, or a `tf.Module` with a `__call__` method, such as a module of
+            Sonnet.
         inputs: the first argument of the model, one batch.
-        training: the argument `training` of the model. A module without this argument is called with `is_training` as
-            in Sonnet, or with the inputs only.
+        training: passed to the model under this name. For a `tf.Module`, the argument may also be named `is_training`,
+            as in Sonnet, or be missing.
         loss_fn: a function that takes the outputs of the model and returns the loss. It gets a row of its own.
 
     Returns:
@@ -192,7 +193,7 @@ def activation_report(
 
 @dataclasses.dataclass(eq=False)
 class _Values:
-    """The dtypes and the largest magnitude of some values; how many there are, are infinite, NaN, and subnormal."""
+    """Statistics of floating-point values. `counts` has the numbers of all, infinite, NaN and subnormal values."""
 
     dtypes: set[str] = dataclasses.field(default_factory=set)
     largest: float = 0.0
@@ -276,7 +277,9 @@ class _Recorder:
         """Call a function, and record it as a call of a module."""
         outer = self._calls[-1] if self._calls else None
         calls_base_class = outer is not None and outer.place.module is module
-        if calls_base_class or not tf.executing_eagerly() or threading.get_ident() != self._thread:
+        # A Sequential model builds its layers by calling them with KerasTensors.
+        is_symbolic = not tf.executing_eagerly() or "KerasTensor" in {type(each).__name__ for each in args}
+        if calls_base_class or is_symbolic or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         call = _Call(self._place(module, outer))
         place = call.place
@@ -328,7 +331,7 @@ def _is_layer(value: Any) -> bool:
 
 
 def _parts(root: Any) -> list[Any]:
-    """Return an object and everything inside it: layers, modules, variables, and what they track in containers."""
+    """Return an object and all objects inside it, such as layers, modules and variables, also in containers."""
     found: dict[int, Any] = {}
     waiting: list[Any] = [root]
     while waiting:
@@ -363,7 +366,8 @@ def _unchanged(model: Any) -> Iterator[None]:
     parts = _parts(model)
     variables = [copy for each in parts if isinstance(each, tf.Variable) for copy in replicas.local_copies_of(each)]
     values = [(each, each.read_value()) for each in variables]
-    # For example, a Dropout layer of tf_keras counts its calls in an int. The first call of a layer may set others.
+    # For example, the seed of a Dropout layer in tf_keras is an int that grows with each call. The numbers of a layer
+    # that is not built are not restored, because `build` may set them.
     built = [_attributes(each) for each in parts if getattr(each, "built", True)]
     numbers = [{name: value for name, value in each.items() if type(value) in (int, float)} for each in built]
 
@@ -416,7 +420,8 @@ def _advice(place: _Place, row: LayerActivations) -> str:
     has_dtype = _is_layer(place.module) and row.dtype == "float16"
     for kind, largest in (("inputs", row.inputs), ("weights", row.weights)):
         if has_dtype and largest is not None and _INFINITE <= largest < math.inf:
-            name += f" casts {kind} of up to {largest:.3g} to float16 and"
+            largest_text = f"{largest:.3g} to float16, where they are infinite"
+            return f"{name} casts {kind} of up to {largest_text}: make them smaller, or give it dtype float32."
     if place.inner:
         later = next((each for each in place.inner.values() if not math.isfinite(each.inputs.largest)), None)
         before = f", before `{later.label}`" if later else ""
