@@ -148,8 +148,8 @@ ADVICE = {
     an_rnn_state: "`rnn/simple_rnn_cell` overflows: give it and `rnn` dtype float32.",
     a_custom_layer: "`gated` overflows outside of its inner layers: compute that part in float32.",
     a_shared_layer: "`shared (call 2)` overflows: give it dtype float32.",
-    mixed_dtypes: "`narrow` casts inputs of up to 4e+05 to float16, where they are infinite: make them smaller, or give "
-    "it dtype float32.",
+    mixed_dtypes: "`narrow` casts inputs of up to 4e+05 to float16, where they are infinite: make them smaller, or "
+    "give it dtype float32.",
     weights: "`head` has weights that are infinite or NaN: restore them from an older checkpoint.",
     a_logarithm: "`log` computes infinity or NaN in float32: look for a division by zero or the logarithm of zero.",
     data: "The input of `hidden` is infinite or NaN already: look at the data, and at what comes before.",
