@@ -138,21 +138,18 @@ ADVICE = {
     a_softmax: "`attention/softmax` overflows: give it dtype float32.",
     a_norm: "`norm` overflows: give it dtype float32.",
     a_loss: "`loss_fn()` overflows: compute it in float32.",
-    an_embedding: "`embedding` casts weights of up to 1e+05 to float16, where they are infinite: make them smaller, "
-    "or give it dtype float32.",
+    an_embedding: "`embedding` casts weights of 1e+05 to float16: give it dtype float32.",
     a_residual_sum: "`add` overflows: give it dtype float32.",
-    a_residual_sum_in_call: "`block` overflows outside of its inner layers, before `block/head`: compute that part in "
-    "float32.",
+    a_residual_sum_in_call: "`block` overflows before `block/head`: compute that part in float32.",
     an_operator: "` overflows: compute it in float32.",
     a_pooling: "`pooling` overflows: give it dtype float32.",
     an_rnn_state: "`rnn/simple_rnn_cell` overflows: give it and `rnn` dtype float32.",
-    a_custom_layer: "`gated` overflows outside of its inner layers: compute that part in float32.",
+    a_custom_layer: "`gated` overflows after its inner layers: compute that part in float32.",
     a_shared_layer: "`shared (call 2)` overflows: give it dtype float32.",
-    mixed_dtypes: "`narrow` casts inputs of up to 4e+05 to float16, where they are infinite: make them smaller, or "
-    "give it dtype float32.",
-    weights: "`head` has weights that are infinite or NaN: restore them from an older checkpoint.",
-    a_logarithm: "`log` computes infinity or NaN in float32: look for a division by zero or the logarithm of zero.",
-    data: "The input of `hidden` is infinite or NaN already: look at the data, and at what comes before.",
+    mixed_dtypes: "`narrow` casts inputs of 4e+05 to float16: give it dtype float32.",
+    weights: "`head` has infinite or NaN weights: restore an older checkpoint.",
+    a_logarithm: "`log` computes infinity or NaN in float32: look for a division by zero or log(0).",
+    data: "The input of `hidden` is already infinite or NaN: look at where it comes from.",
     nothing: "Every layer's output is finite, and so is the loss.",
 }
 

@@ -94,7 +94,7 @@ class ActivationReport:
             return self.first.advice
         bad = next((row for row in self.rows if not _is_finite(row.outputs)), None)
         if bad is not None:
-            return f"The input of `{bad.layer}` is infinite or NaN already: look at the data, and at what comes before."
+            return f"The input of `{bad.layer}` is already infinite or NaN: look at where it comes from."
         if self.rows and self.rows[-1].layer == _LOSS:
             return "Every layer's output is finite, and so is the loss."
         return "Every layer's output is finite: look at the loss."
@@ -414,18 +414,17 @@ def _advice(place: _Place, row: LayerActivations) -> str:
     """Return a sentence on a layer whose output is not finite although its input is."""
     name = f"`{row.layer}`"
     if not _is_finite(row.weights):
-        return f"{name} has weights that are infinite or NaN: restore them from an older checkpoint."
+        return f"{name} has infinite or NaN weights: restore an older checkpoint."
     if not _uses_float16(place):
-        return f"{name} computes infinity or NaN in {row.dtype}: look for a division by zero or the logarithm of zero."
+        return f"{name} computes infinity or NaN in {row.dtype}: look for a division by zero or log(0)."
     has_dtype = _is_layer(place.module) and row.dtype == "float16"
     for kind, largest in (("inputs", row.inputs), ("weights", row.weights)):
         if has_dtype and largest is not None and _INFINITE <= largest < math.inf:
-            largest_text = f"{largest:.3g} to float16, where they are infinite"
-            return f"{name} casts {kind} of up to {largest_text}: make them smaller, or give it dtype float32."
+            return f"{name} casts {kind} of {largest:.3g} to float16: give it dtype float32."
     if place.inner:
         later = next((each for each in place.inner.values() if not math.isfinite(each.inputs.largest)), None)
-        before = f", before `{later.label}`" if later else ""
-        return f"{name} overflows outside of its inner layers{before}: compute that part in float32."
+        where = f"before `{later.label}`" if later else "after its inner layers"
+        return f"{name} overflows {where}: compute that part in float32."
     if not has_dtype:
         return f"{name} overflows: compute it in float32."
     return f"{name} overflows: give it{f' and `{place.cell_of}`' if place.cell_of else ''} dtype float32."
