@@ -79,7 +79,11 @@ def a_residual_sum_in_call(keras):
 
 def an_operator(keras):
     x = keras.Input((4,))
-    return keras.Model(x, dense(keras, "head")(dense(keras, "hidden")(x) * 1e5), name="model"), tf.ones([2, 4])
+    keras.mixed_precision.set_global_policy(HALF)  # the operators of tf_keras are layers, but a dtype has no effect
+    try:
+        return keras.Model(x, dense(keras, "head")(dense(keras, "hidden")(x) * 5e4), name="model"), tf.ones([2, 4])
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
 
 
 def a_pooling(keras):
@@ -161,6 +165,7 @@ def test_a_report_names_the_layer_in_which_an_overflow_is_planted(keras, planted
     report = activation_report(model, inputs, loss_fn=lambda outputs: tf.reduce_mean(outputs**2))
     assert repr(report).splitlines()[-1].endswith(ADVICE[planted])
     assert report.advice.startswith(f"`{report.first.layer}`" if report.first else ADVICE[planted])
+    assert [row for row in report.rows if row.advice] == [report.first] * bool(report.first)
     assert len(report.plot().axes[0].get_yticklabels()) == len(report.rows)
 
 
@@ -232,6 +237,21 @@ def test_a_model_that_is_not_built_gets_variables_with_their_initial_values(kera
 
 
 @kerases
+def test_the_calls_that_build_a_model_have_no_rows(keras):
+    model = keras.Sequential([dense(keras, "hidden"), dense(keras, "head")], name="model")
+    rows = activation_report(model, tf.ones([2, 4])).rows
+    assert [(row.layer, row.inputs) for row in rows] == [("hidden", 1), ("head", 2), ("model", 1)]
+
+
+@kerases
+def test_the_weights_of_a_model_do_not_include_its_metrics(keras):
+    model, _ = nothing(keras)
+    model.compile("sgd", "mse")
+    model.evaluate(np.full([2, 4], np.nan), np.ones([2, 4]), verbose=0)
+    assert activation_report(model, tf.ones([2, 4])).rows[-1].weights == 0.5
+
+
+@kerases
 def test_rows_are_in_the_order_in_which_calls_return(keras):
     encoder = model_of(keras, dense(keras, "first"), dense(keras, "second"), shape=(3, 4), name="encoder")
     x, y = keras.Input((3, 4)), keras.Input((3, 4))
@@ -253,8 +273,11 @@ def test_any_inputs_and_outputs_are_measured(keras):
     layer = computing(keras, "own", lambda x: outputs, dtype="float32")
     (row,) = activation_report(layer, {"a": np.float32([[3.0]]), "b": [tf.constant([[-5.0]]), tf.constant([[7]])]}).rows
     assert (row.layer, row.dtype, row.inputs, row.outputs, row.weights) == ("own", "float32", 5, 4, None)
-    (row,) = activation_report(computing(keras, "own", lambda x: None), tf.constant(["text"])).rows
-    assert (row.inputs, row.outputs) == (None, None)
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(["text"])
+    for each in (lookup, computing(keras, "own", lambda x: None)):
+        (row,) = activation_report(each, tf.constant(["text"])).rows
+        assert (row.inputs, row.outputs, row.weights) == (None, None, None)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
