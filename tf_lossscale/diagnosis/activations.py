@@ -396,8 +396,9 @@ def _mode(model: Any, training: bool) -> dict[str, bool]:
 
 def _row(place: _Place) -> LayerActivations:
     module, outputs, weights = place.module, place.outputs, _Values()
-    # The `variables` of a Keras 3 model contain the states of its metrics, too.
-    variables = module.weights if _is_layer(module) else getattr(module, "variables", ())
+    of_metrics = {id(variable) for metric in getattr(module, "metrics", ()) for variable in metric.variables}
+    variables = [each for each in getattr(module, "variables", ()) if id(each) not in of_metrics]
+    # The vocabulary of a layer has no dtype.
     weights.add([tf.convert_to_tensor(each) for each in variables if hasattr(each, "dtype")])
     row = LayerActivations(
         place.label,
