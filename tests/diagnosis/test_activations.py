@@ -111,6 +111,12 @@ def a_custom_layer(keras):
     return keras.Model(x, dense(keras, "head")(Gated()(x)["outputs"]), name="model"), tf.fill([2, 4], 100.0)
 
 
+def a_layer_of_keras(keras):
+    x = keras.Input((4, 4))
+    attention = keras.layers.MultiHeadAttention(1, 4, name="attention", kernel_initializer="ones", dtype=HALF)
+    return keras.Model(x, attention(x, x), name="model"), tf.fill([1, 4, 4], 100.0)
+
+
 def a_shared_layer(keras):
     x, layer = keras.Input((4,)), dense(keras, "shared", 100.0)
     return keras.Model(x, dense(keras, "head")(layer(layer(x))), name="model"), tf.ones([2, 4])
@@ -149,6 +155,7 @@ ADVICE = {
     a_pooling: "`pooling` overflows: give it dtype float32.",
     an_rnn_state: "`rnn/simple_rnn_cell` overflows: give it and `rnn` dtype float32.",
     a_custom_layer: "`gated` overflows after its inner layers: compute that part in float32.",
+    a_layer_of_keras: "`: give it dtype float32.",
     a_shared_layer: "`shared (call 2)` overflows: give it dtype float32.",
     mixed_dtypes: "`narrow` casts inputs of 4e+05 to float16: give it dtype float32.",
     weights: "`head` has infinite or NaN weights: restore an older checkpoint.",

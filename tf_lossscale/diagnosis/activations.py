@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.diagnosis.plotting import _RANGES
 from tf_lossscale.diagnosis.precision import MAXIMUM, NORMAL, SUBNORMAL, _percent
-from tf_lossscale.libraries import optional
+from tf_lossscale.libraries import keras_versions, optional
 
 # The smallest normal number of each dtype that does not have the exponents of float32.
 _SMALLEST_NORMAL = {"float16": 2.0**NORMAL, "float64": 2.0**-1022}
@@ -425,7 +425,10 @@ def _advice(place: _Place, row: LayerActivations) -> str:
     if place.inner:
         later = next((each for each in place.inner.values() if not math.isfinite(each.inputs.largest)), None)
         where = f"before `{later.label}`" if later else "after its inner layers"
-        return f"{name} overflows {where}: compute that part in float32."
+        # Users cannot change a part of a layer of Keras itself, such as MultiHeadAttention.
+        is_of_keras = keras_versions.library_in(type(place.module).__module__) in keras_versions.MODULES
+        remedy = "give it dtype float32" if is_of_keras and has_dtype else "compute that part in float32"
+        return f"{name} overflows {where}: {remedy}."
     if not has_dtype:
         return f"{name} overflows: compute it in float32."
     return f"{name} overflows: give it{f' and `{place.cell_of}`' if place.cell_of else ''} dtype float32."
