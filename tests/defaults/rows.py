@@ -5,6 +5,11 @@ _WITH_LOSS = f"{_DENSE}network = WithLossCell(model, tf.keras.losses.MeanSquared
 
 # Class -> code in which its members are used, after the example of its docstring.
 MEMBERS = {
+    "ActivationReport": _DENSE
+    + """
+report = tf_lossscale.diagnosis.activation_report(model, tf.ones([2, 1]))
+report.first, report.advice, report.plot()
+""",
     "LossScaleMonitor": _DENSE
     + """
 optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD())

@@ -1,4 +1,4 @@
-"""Everything that looks at gradients: which of them overflow, which of them float16 loses, and how the scale moves.
+"""Reports on gradients, on activations and on the loss scale: what overflows, and what float16 loses.
 
 | name | purpose |
 |---|---|
@@ -6,6 +6,7 @@
 | `exponent_counts` | counts the values of gradients by binary exponent |
 | `precision_report` | returns a `PrecisionReport`: what float16 loses of gradients, with one `VariablePrecision` each |
 | `ExponentCounts` | the counts from which a `PrecisionReport` is computed |
+| `activation_report` | runs a model on one batch; returns an `ActivationReport` with one `LayerActivations` each |
 | `plot` | draws a precision report or a training run |
 """
 
@@ -18,6 +19,7 @@ from tf_lossscale.libraries import lazy
 
 # Maps each public name to the module that defines it.
 _HOMES = {
+    **dict.fromkeys(("ActivationReport", "LayerActivations", "activation_report"), "activations"),
     **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "precision"),
     **dict.fromkeys(("exponent_counts", "precision_report"), "exponents"),
     **dict.fromkeys(("Overflow", "OverflowReport"), "overflow"),
@@ -25,17 +27,21 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActivationReport",
     "ExponentCounts",
+    "LayerActivations",
     "Overflow",
     "OverflowReport",
     "PrecisionReport",
     "VariablePrecision",
+    "activation_report",
     "exponent_counts",
     "plot",
     "precision_report",
 ]
 
 if TYPE_CHECKING:
+    from tf_lossscale.diagnosis.activations import ActivationReport, LayerActivations, activation_report
     from tf_lossscale.diagnosis.exponents import exponent_counts, precision_report
     from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
     from tf_lossscale.diagnosis.plotting import plot
