@@ -186,7 +186,7 @@ def test_an_optimizer_without_a_loss_scale_is_refused_with_what_to_do():
 def test_the_fraction_is_counted_anew_after_the_counts_were_reset(caplog):
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
     reset = tf.keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, _: (
+        on_train_batch_end=lambda batch, logs: (
             batch == 70 and optimizer.set_state({"loss_scale": 64.0, "dynamic_counter": 0})
         )
     )

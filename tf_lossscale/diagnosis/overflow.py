@@ -62,6 +62,7 @@ class Diagnosis(Variables):
     """Counts, for each trained variable, the steps in which its gradient was not finite. The counts are not saved.
 
     >>> diagnosis = Diagnosis()
+    >>> diagnosis.prepare(("kernel", "bias"))
     >>> gradients = [tf.constant([1.0]), tf.constant([float("inf")])]
     >>> _ = diagnosis.record(("kernel", "bias"), gradients, tf.constant(1, tf.int64))
     >>> diagnosis.counts()["bias"].tolist()
