@@ -261,8 +261,8 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
 
     scale_window: Any = DynamicLossScale.growth_steps
     scale_factor: Any = DynamicLossScale.multiplier
-    increase_ratio: Any = property(lambda self: self._rules.growth_factor)
-    decrease_ratio: Any = property(lambda self: self._rules.backoff_factor)
+    increase_ratio: Any = property(lambda self: self._rules.growth_factor, doc="MindSpore's name of `growth_factor`.")
+    decrease_ratio: Any = property(lambda self: self._rules.backoff_factor, doc="MindSpore's name of `backoff_factor`.")
 
     def prepare(self) -> None:
         """Check the rules and create the variables; see `LossScale.prepare`."""

@@ -112,6 +112,8 @@ def _after_a_bar(line: str) -> str:
 class OverflowMonitor(LossMonitor):
     """A monitor that prints the loss, the loss scale, and whether the step overflowed.
 
+    The loss scale is the one after the step, so after an overflow a dynamic scale is already lowered.
+
     >>> import tensorflow as tf
     >>> from tf_lossscale import LossScaleOptimizer
     >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=8)

@@ -91,11 +91,21 @@ class DynamicLossScale(LossScale):
         return self._weight("bad_steps", 0, tf.int64) if self._rules.counts_overflows else None
 
     # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
-    counter: Any = property(lambda self: self.good_steps, lambda self, value: self.good_steps.assign(value))
-    growth_steps: Any = property(
-        lambda self: self._rules.growth_steps, lambda self, value: self._replace_rules(growth_steps=value)
+    counter: Any = property(
+        lambda self: self.good_steps,
+        lambda self, value: self.good_steps.assign(value),
+        doc="TensorFlow's older name of `good_steps`. The optimizer calls the value `dynamic_counter`.",
     )
-    multiplier: Any = property(lambda self: self._rules.growth_factor, lambda self, value: self._multiply_by(value))
+    growth_steps: Any = property(
+        lambda self: self._rules.growth_steps,
+        lambda self, value: self._replace_rules(growth_steps=value),
+        doc="TensorFlow's older name of `dynamic_growth_steps`.",
+    )
+    multiplier: Any = property(
+        lambda self: self._rules.growth_factor,
+        lambda self, value: self._multiply_by(value),
+        doc="TensorFlow's older name of `growth_factor`. Setting it also sets `backoff_factor` to its reciprocal.",
+    )
 
     def _multiply_by(self, factor: Any) -> None:
         factor = errors.positive_number("multiplier", factor, "The usual value is 2.")

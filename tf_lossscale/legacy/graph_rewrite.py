@@ -53,6 +53,8 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
 def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic") -> Same:
     """Let TensorFlow rewrite float32 graphs to float16 where that is safe, and wrap the optimizer with a loss scale.
 
+    TensorFlow rewrites graphs only on GPUs. On CPUs the graph stays in float32.
+
     >>> sgd = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     >>> wrapped = enable_mixed_precision_graph_rewrite(sgd)
     >>> type(wrapped).__name__

@@ -104,7 +104,7 @@ class LossScaleOptimizer(Saving):
         diagnose: whether to record the variables whose gradients overflow, for `overflow_report`.
         loss_scale: a `LossScale` of your own, a `SharedLossScale`, a manager from `tf_lossscale.amp`, or a loss scale
             of `tf_lossscale.legacy`. It determines the scale and its rules, so the arguments from `dynamic` to
-            `max_scale` must not be passed.
+            `max_scale` must not be passed. The attribute `scaler` returns it; the attribute `loss_scale` is a tensor.
         **kwargs: arguments of Keras 3's optimizers, which are set on the inner optimizer: `name`, `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`.
