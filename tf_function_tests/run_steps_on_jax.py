@@ -3,12 +3,16 @@
     python run_steps_on_jax.py DIRECTORY
 
 Prints the device, then per step the conditionals of the compiled program and the largest difference from TensorFlow's
-results on the CPU. Exits with 1 if a difference is too large.
+results on the CPU. Then it prints how long the updates take with each wrapper, in relation to the bare optimizer. Exits
+with 1 if a difference is too large, or if a program calls the host.
 """
 
+import json
 import pathlib
 import re
+import statistics
 import sys
+import time
 
 import jax
 import numpy as np
@@ -31,7 +35,7 @@ class Program:
         self.callbacks = len(re.findall(r"outfeed|callback", hlo))
 
     def __call__(self, values):
-        """The values after the step, of which those that it wrote are new, and the loss."""
+        """The values after the step, and the loss. The program may reuse the memory of values on the device."""
         after = [jax.device_put(value, self._device) for value in values]
         results = self._executable.execute_sharded(after).disassemble_into_single_device_arrays()
         for output, parameter in self._written.items():
@@ -58,6 +62,36 @@ def compare(program, stored):
     return worst, wrong
 
 
+def seconds(programs, values, rounds=30, steps=20):
+    """The median time of a step for each program. The programs take turns."""
+    values = [program(each)[0] for program, each in zip(programs, values)]
+    times = [[] for _ in programs]
+    for _ in range(rounds):
+        for i, program in enumerate(programs):
+            begin = time.perf_counter()
+            for _ in range(steps):
+                values[i], _ = program(values[i])
+            jax.block_until_ready(values[i])
+            times[i].append((time.perf_counter() - begin) / steps)
+    return [*map(statistics.median, times)]
+
+
+def print_times(directory, device):
+    """Print a line for each workload and wrapper."""
+    for bare in sorted(directory.glob("*, bare.json")):
+        workload = bare.name.split(",")[0]
+        texts = sorted(directory.glob(f"{workload}, *.stablehlo"), key=lambda path: not path.stem.endswith("bare"))
+        programs = [Program(path.read_text(), device) for path in texts]
+        values = [
+            [np.full(shape, 0.001, dtype) for shape, dtype in json.loads(path.with_suffix(".json").read_text())]
+            for path in texts
+        ]
+        times = seconds(programs, values)
+        for path, each, program in zip(texts, times, programs):
+            said = f"{each * 1e3:.3f} ms, {each / times[0]:.2f} of bare, {program.conditionals} conditionals"
+            print(f"{path.stem}: {said}, {program.callbacks} host callbacks", flush=True)
+
+
 def main(directory):
     """Returns the exit status."""
     jax.config.update("jax_enable_x64", True)  # counters are int64
@@ -71,6 +105,7 @@ def main(directory):
         said += f", largest difference {worst:.2e}{', WRONG: ' + ', '.join(wrong) if wrong else ''}"
         failed = failed or bool(wrong) or program.callbacks > 0
         print(said, flush=True)
+    print_times(directory, device)
     return 1 if failed else 0
 
 
