@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-SUBPACKAGES = ["", ".amp", ".legacy", ".migrate", ".optimizers"]
+SUBPACKAGES = ["", ".amp", ".diagnosis", ".legacy", ".migrate", ".optimizers"]
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)
