@@ -36,8 +36,7 @@ WHAT_TO_TRY = (
 )
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
-
-#: Objects whose method `stepped` is called at the start of a step, and `skipped` in the branch that skips it.
+#: Objects whose method `_stepped` is called at the start of a step, and `_skipped` in the branch that skips it.
 watchers: list[Any] = []
 
 
