@@ -53,7 +53,7 @@ manager.get_drop_overflow_update(), manager.get_update_cell()
 manager = DynamicLossScaleManager()
 manager.get_drop_overflow_update(), manager.get_loss_scale()
 manager.get_update_cell().get_loss_scale()
-manager.scale_factor, manager.decrease_ratio, manager.scale_window
+manager.scale_factor, manager.increase_ratio, manager.decrease_ratio, manager.scale_window
 """,
     "DynamicLossScaleUpdateCell": """
 cell = DynamicLossScaleUpdateCell(64.0, 2, 3)
