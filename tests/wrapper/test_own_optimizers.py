@@ -101,8 +101,8 @@ def register(cls, **methods):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.setattr(registry, "REGISTERED", dict(registry.REGISTERED))
-    for name, cls in OPTIMIZERS.items():
-        register(cls, **({} if name in COUNT else {"count_skipped_step": lambda family: None}))
+    for cls in OPTIMIZERS.values():
+        register(cls)
 
 
 def build(inner, variables):
@@ -234,7 +234,7 @@ def test_the_diagnosis_and_a_copy_work_and_a_config_is_refused_with_the_name_of_
 
 @pytest.mark.parametrize("kind", ["variable", "number"])
 def test_a_learning_rate_set_after_the_trace_reaches_the_function_or_a_warning_says_not(kind, warnings):
-    register(DataClass, count_skipped_step=lambda family: None, learning_rate_name="rate")
+    register(DataClass, learning_rate_name="rate")
     rate = tf.Variable(1.0, trainable=False) if kind == "variable" else 1.0
     optimizer, weight = LossScaleOptimizer(DataClass(rate)), tf.Variable(0.0)
 

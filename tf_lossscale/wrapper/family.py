@@ -27,8 +27,8 @@ class Family(abc.ABC):
     """Base class of adapters between LossScaleOptimizer and an optimizer library. Each instance adapts one optimizer.
 
     Derive a class to support another library. It must define `build`, which creates the optimizer's variables, and
-    `apply`, which applies gradients that are already summed over the replicas. If the optimizer has no
-    `iterations` attribute, the class must also define `count_skipped_step`.
+    `apply`, which applies gradients that are already summed over the replicas. If the optimizer counts its steps in an
+    attribute that is not named `iterations`, or in a number, the class must also define `count_skipped_step`.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -36,8 +36,6 @@ class Family(abc.ABC):
     ...     def apply(self, gradients, variables):
     ...         for gradient, variable in zip(gradients, variables):
     ...             variable.assign_sub(self.inner.learning_rate * gradient)
-    ...     def count_skipped_step(self):
-    ...         return None
     >>> import types
     >>> family, weight = Descent(types.SimpleNamespace(learning_rate=0.5)), tf.Variable(1.0)
     >>> family.apply([tf.constant(1.0)], [weight])
@@ -54,7 +52,7 @@ class Family(abc.ABC):
     wrapper_bases: tuple[type, ...] = ()
 
     def __new__(cls, inner: Any) -> Family:
-        counts = cls.count_skipped_step is not Family.count_skipped_step or _counts_its_steps(inner)
+        counts = cls.count_skipped_step is not Family.count_skipped_step or not _counts_in_a_number(inner)
         missing = [*cls.__abstractmethods__, *([] if counts else ["count_skipped_step"])]
         require_answers(cls, missing, f"a {type(inner).__name__}")
         return super().__new__(cls)
@@ -196,8 +194,9 @@ class Family(abc.ABC):
         return keyword in named or any_other
 
     def count_skipped_step(self) -> Any:
-        """Increment the optimizer's step count after a skipped step."""
-        return self.inner.iterations.assign_add(1)
+        """Increment the optimizer's step count after a skipped step. The default does so if it has `iterations`."""
+        iterations = getattr(self.inner, "iterations", None)
+        return None if iterations is None else iterations.assign_add(1)
 
     def _start_averages(self) -> Any:
         """When a step is skipped, initialize state that the optimizer otherwise initializes in its first step."""
@@ -318,13 +317,13 @@ def _require_copies(inner: Any) -> None:
             )
 
 
-def _counts_its_steps(inner: Any) -> bool:
+def _counts_in_a_number(inner: Any) -> bool:
     # Reading a property may create its variable, so the value of a property is not looked at.
     of_class = getattr(type(inner), "iterations", None)
     value = getattr(inner, "__dict__", {}).get("iterations", of_class)
     if isinstance(value, types.MemberDescriptorType):
         value = getattr(inner, "iterations", None)
-    return value is not None and not isinstance(value, (int, float))
+    return isinstance(value, (int, float))
 
 
 @functools.lru_cache(maxsize=64)

@@ -143,7 +143,8 @@ def require_wrapper_class(inner_optimizer: Any) -> Any:
         raise errors.NotWrappable(
             f'"inner_optimizer" must be an instance of an optimizer class, but got: {inner_optimizer!r}. '
             f"Pass an optimizer from {', '.join(row.shown for row in _FAMILIES)}, or an instance of a subclass. "
-            "For an optimizer class of your own, call tf_lossscale.register_family."
+            "For an optimizer class of your own, call tf_lossscale.register_family; or use a DynamicLossScale, whose "
+            "method `step` takes a function that applies the gradients."
         )
     return wrapper_class
 
