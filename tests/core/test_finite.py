@@ -132,3 +132,15 @@ def test_random_rows_near_the_largest_number_are_judged_as_they_are_applied(dtyp
     applied = bool(tf.reduce_all(tf.math.is_finite(running_sum(values))))
     rows = tf.IndexedSlices(values, tf.fill([count], 3), tf.constant([4, 1]))
     assert bool(all_finite([rows])) == applied
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bad", [False, True])
+def test_gradients_that_a_function_has_just_unstacked_are_not_stacked_again(axis, bad):
+    @tf.function
+    def check(stack):
+        return all_finite(tf.unstack(stack, axis=axis))
+
+    stack = tf.constant([[1.0, 2.0], [3.0, NAN if bad else 4.0]])
+    assert bool(check(stack)) != bad
+    assert "Pack" not in [operation.type for operation in check.get_concrete_function(stack).graph.get_operations()]
