@@ -81,3 +81,28 @@ def test_a_step_that_failed_leaves_the_next_one_whole(family):
     tf.function(lambda: strategy.run(step_of(strategy, optimizer, weight)))()
     # The gradient is 1 / 4 on each of two replicas, the learning rate 0.5.
     np.testing.assert_array_equal(weight.numpy(), 0.75)
+
+
+LATE = {"legacy": tf_keras.optimizers.legacy.Adam, "tf1": tf.compat.v1.train.AdamOptimizer}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_variables_of_a_network_that_joins_later_are_an_error_that_names_build(name):
+    weights = [tf.Variable(1.0), tf.Variable(1.0)]
+    for is_built in (False, True):
+        optimizer = LossScaleOptimizer(LATE[name](0.5))
+        if is_built:
+            optimizer.build(weights)
+
+        @tf.function
+        def step(late, optimizer=optimizer):
+            trained = weights[: 2 if late else 1]
+            optimizer.minimize(lambda: tf.add_n([1.0 * weight for weight in trained]), trained)
+
+        step(False)
+        if is_built:
+            step(True)
+        else:
+            with pytest.raises(ValueError, match=r"(?s)Call optimizer.build\(variables\).*only supports singleton"):
+                step(True)
+        assert (float(weights[1]) < 1.0) == is_built
