@@ -98,9 +98,9 @@ class Family(abc.ABC):
             if tf.executing_eagerly() or "first call" not in str(error):
                 raise
             raise ValueError(
-                f"{type(self.inner).__name__} has no state yet for some of the variables in this step, and a tf.function "
-                "creates variables only in its first call. Call optimizer.build(variables), with all variables that the "
-                f"optimizer will train, before the function is called. TensorFlow's error is: {error}"
+                f"{type(self.inner).__name__} has no state yet for some variables of this step, and a tf.function "
+                "creates variables only in its first call. Call optimizer.build(variables) with all variables that "
+                f"the optimizer will train, before the function is called. TensorFlow's error is: {error}"
             ) from error
         self._built_for = [weakref.ref(variable) for variable in variables] if remembers else []
         return True
