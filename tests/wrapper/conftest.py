@@ -3,6 +3,14 @@
 import pytest
 from absl import logging
 
+from tf_lossscale.wrapper import contract
+
+
+@pytest.fixture(autouse=True)
+def without_earlier_calls():
+    """Forget the calls in eager mode of optimizers of earlier tests, which may be in reference cycles."""
+    contract._EAGER.calls.clear()
+
 
 @pytest.fixture
 def warnings(monkeypatch):
