@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, and makes text from files printable."""
+"""Writes files completely or not at all, makes text from files printable, and aligns the columns of tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # A terminal acts on these characters, except that a line may end with \r\n.
@@ -27,6 +27,19 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Replace control characters like `printable`, but keep tabs, form feeds and line breaks."""
     return _CONTROL.sub(lambda match: printable(match[0]), text)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return a line for each row of a table. The first `left` columns are aligned on the left, the others on the right.
+
+    >>> aligned([("name", "steps"), ("bias", "7")])
+    ['name  steps', 'bias      7']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join([*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])]).rstrip()
+        for row in rows
+    ]
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.diagnosis.plotting import _RANGES
-from tf_lossscale.diagnosis.precision import MAXIMUM, NORMAL, SUBNORMAL, _percent
+from tf_lossscale.diagnosis.plotting import mark_ranges
+from tf_lossscale.diagnosis.precision import MAXIMUM, NORMAL, SUBNORMAL, percent
 from tf_lossscale.libraries import keras_versions, optional
+from tf_lossscale.writing import aligned
 
 # The smallest normal number of each dtype that does not have the exponents of float32.
 _SMALLEST_NORMAL = {"float16": 2.0**NORMAL, "float64": 2.0**-1022}
@@ -124,20 +125,13 @@ class ActivationReport:
         axis.set_yticks(range(len(self.rows)), [row.layer.replace("$", r"\$") for row in self.rows], fontsize=8)
         axis.invert_yaxis()
         axis.set(xlabel="exponent of the largest magnitude", xlim=(SUBNORMAL - 7, edge + 1))
-        for begin, label in _RANGES.items():
-            axis.axvline(begin, color="black", linewidth=1)
-            axis.annotate(label, (begin, 1), (2, 3), xycoords=("data", "axes fraction"), textcoords="offset points")
+        mark_ranges(axis)
         axis.legend()
         return figure
 
     def __repr__(self) -> str:
         cells = [("layer", "dtype", "inputs", "outputs", "weights", "inf", "NaN", "subnormal"), *map(_cells, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = []
-        for layer, dtype, *numbers in cells:
-            texts = [layer.ljust(widths[0]), dtype.ljust(widths[1])]
-            lines.append("  ".join([*texts, *map(str.rjust, numbers, widths[2:])]))
-        return "\n".join([*lines, self.advice])
+        return "\n".join([*aligned(cells, left=2), self.advice])
 
 
 def activation_report(
@@ -446,5 +440,5 @@ def _is_finite(magnitude: float | None) -> bool:
 
 def _cells(row: LayerActivations) -> tuple[str, ...]:
     magnitudes = ("-" if each is None else f"{each:.3g}" for each in (row.inputs, row.outputs, row.weights))
-    shares = (_percent(each) for each in (row.infinite, row.nan, row.subnormal))
+    shares = (percent(each) for each in (row.infinite, row.nan, row.subnormal))
     return row.layer, row.dtype, *magnitudes, *shares

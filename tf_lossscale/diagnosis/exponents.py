@@ -47,7 +47,7 @@ def precision_report(
     >>> report.rows[0].zeros, report.rows[0].subnormal
     (0.5, 1.0)
 
-    Choose the gradients to report on: those of layers that compute in float32 lose nothing in float16.
+    Choose the gradients to report on. The gradients of layers that compute in float32 lose nothing in float16.
 
     Args:
         gradients_or_counts: the gradients of the scaled loss, before they are unscaled, or the result of

@@ -99,10 +99,15 @@ def _draw_variables(figure: Any, axis: Any, report: PrecisionReport) -> None:
     axis.invert_yaxis()
     axis.set_xlabel(f"exponent of the gradients of step {report.step} at the loss scale {power(report.scale)}")
     axis.set_xticks(*_ticks(positions))
+    mark_ranges(axis)
+    _colour_bar(figure, mesh, axis)
+
+
+def mark_ranges(axis: Any) -> None:
+    """Draw a line where each range of float16 begins on a horizontal axis of exponents, with its label above it."""
     for begin, label in _RANGES.items():
         axis.axvline(begin, color="black", linewidth=1)
         axis.annotate(label, (begin, 1), (2, 3), xycoords=("data", "axes fraction"), textcoords="offset points")
-    _colour_bar(figure, mesh, axis)
 
 
 def _draw_steps(figure: Any, axis: Any, reports: list[PrecisionReport]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tf_lossscale import errors
+from tf_lossscale.writing import aligned
 
 #: The lowest and the highest exponent, floor(log2|g|), that have a bin. The first bin also counts all smaller nonzero
 #: values, and the last bin also counts all larger finite values.
@@ -223,7 +224,7 @@ class PrecisionReport:
         if self._overflowed:
             return f"Infinite or NaN at the loss scale {counted}: count again at {power(best)} or lower."
         total = self.at(best).total
-        vanished, subnormal = _percent(total.vanished), _percent(total.subnormal)
+        vanished, subnormal = percent(total.vanished), percent(total.subnormal)
         return f"Best loss scale: {power(best)}, at which {vanished} vanish and {subnormal} are subnormal."
 
     @property
@@ -233,10 +234,7 @@ class PrecisionReport:
     def __repr__(self) -> str:
         titles = ("variable", "zeros", "vanish", "subnormal", "overflow", "NaN", "headroom")
         cells = [titles, *map(_cells, self._all_rows)]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = [f"Gradients of step {self.step} at the loss scale {power(self.scale)}"]
-        for name, *numbers in cells:
-            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
+        lines = [f"Gradients of step {self.step} at the loss scale {power(self.scale)}", *aligned(cells)]
         if any(row.rounded and row.zeros for row in self.rows):
             lines.append("*: if float16 computed this gradient, values that vanished are among its zeros.")
         return "\n".join([*lines, self.advice])
@@ -249,13 +247,13 @@ def power(scale: float) -> str:
 
 
 def _cells(row: VariablePrecision) -> tuple[str, ...]:
-    zeros = (_percent(row.zeros) if row.values else "-") + "*" * (row.rounded and row.zeros > 0)
+    zeros = (percent(row.zeros) if row.values else "-") + "*" * (row.rounded and row.zeros > 0)
     shares = (row.vanished, row.subnormal, row.overflow, row.nan)
-    lost = [_percent(share) if row.zeros < 1 and row.values else "-" for share in shares]
+    lost = [percent(share) if row.zeros < 1 and row.values else "-" for share in shares]
     return row.variable, zeros, *lost, "-" if row.headroom is None else str(row.headroom)
 
 
-def _percent(fraction: float) -> str:
+def percent(fraction: float) -> str:
     """Format a fraction as a percentage. Only the fractions 0 and 1 become 0% and 100%."""
     if fraction in (0, 1):
         return f"{fraction:.0%}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Tensor
-from tf_lossscale.writing import printable
+from tf_lossscale.writing import aligned, printable
 
 _EXIT_CODES = """\
 exit code:
@@ -94,10 +94,7 @@ def _print_tables(shown: dict[str, Any]) -> None:
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    rows = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    print(*aligned([tuple(map(printable, row)) for row in rows], left=len(rows[0])), sep="\n")
 
 
 def _rows(optimizer: dict[str, Any]) -> list[tuple[str, str]]:

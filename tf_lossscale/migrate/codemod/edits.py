@@ -15,7 +15,7 @@ from tf_lossscale.migrate.codemod import report
 from tf_lossscale.migrate.codemod.source import Source, Span
 
 MARK = "# TODO(tf-lossscale):"
-# With this mark above it, a statement is right as it is, and gets no TODO comment again.
+# The user writes this mark above a statement that needs no change. The statement gets no TODO comment again.
 _DONE = MARK.replace("TODO", "DONE")
 
 _WRAP: dict[str, Any] = {"subsequent_indent": "#   ", "break_long_words": False, "break_on_hyphens": False}

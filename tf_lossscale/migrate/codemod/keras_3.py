@@ -1,7 +1,7 @@
 """Finds the programs for Keras 3's LossScaleOptimizer, which has the name of the old class, but other methods.
 
 With Keras 3's class, every update divides the gradients by the scale. A program that relies on this would compute other
-numbers with this package's class, so the codemod leaves the class as it is.
+numbers with this package's class, so the codemod does not replace the class.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def report(source: Uses, edits: Edits) -> None:
 
 
 def report_kept(source: Uses, edits: Edits, node: ast.AST, dotted: str, reason: str) -> None:
-    """Report a name that stays as it is, for a reason from `Uses.stays`."""
+    """Report a name that is not rewritten, for a reason from `Uses.stays`."""
     (edits.todo if source.has_no_effect(dotted) else edits.notice)(node, f"{dotted} {reason}")
 
 

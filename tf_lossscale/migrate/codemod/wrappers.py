@@ -25,8 +25,8 @@ SECOND = (
     "dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N for a scale that only starts at N."
 )
 _NO_MATCH = (
-    "the arguments do not match the signature (optimizer, loss_scale). Write those of tf_lossscale.LossScaleOptimizer: "
-    "inner_optimizer, dynamic, initial_scale, dynamic_growth_steps."
+    "the arguments do not match the signature (optimizer, loss_scale). Write the arguments of "
+    "tf_lossscale.LossScaleOptimizer: inner_optimizer, dynamic, initial_scale, dynamic_growth_steps."
 )
 _UNSURE = (
     f"{{}} may also be something other than TensorFlow's class. Where it is TensorFlow's class, write {names.HELPER}, "
