@@ -1,49 +1,68 @@
 """Writes compiled steps of every Keras family as StableHLO, with inputs and the results that TensorFlow computes.
 
-    python -m tf_function_tests.export_steps DIRECTORY
+    python -m tf_function_tests.export_steps DIRECTORY [--timed]
 
-`run_steps_on_jax.py DIRECTORY` then runs them on whatever device JAX has.
+`run_steps_on_jax.py DIRECTORY` then runs them on whatever device JAX has. With --timed it also measures how long steps
+take with each wrapper.
 """
 
+import argparse
 import json
 import pathlib
-import sys
 
 import numpy as np
 
-from tf_function_tests.steps import WRAPPERS, Convnet, Run, Step, Transformer, Update
-from tools.benchmarks import workloads
+from tf_function_tests.steps import WRAPPERS, Convnet, ManyShapes, ResNet, ResNetShapes, Run, Step, Transformer, Update
+from tf_function_tests.steps import repeated
 
+FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy")
 STEPS = {
-    **{family: (Step, family) for family in ("keras3", "tf_keras", "tf_keras_legacy")},
+    **{family: (Step, family) for family in FAMILIES},
     "convnet": (Convnet, "keras3"),
     "transformer": (Transformer, "tf_keras"),
+    "update": (Update, "keras3"),
     "run": (Run, "keras3"),
 }
-TIMED = ("200 x 1k", workloads.RESNET)
+# Kind -> scale, the batch's elements that are NaN.
+KINDS = {"finite": (2.0**10, ()), "overflow": (2.0**30, ())}
+# An element of the batch is in one gradient of `Update`.
+KINDS_OF_UPDATE = {"finite": (2.0**10, ()), "first NaN": (2.0**10, (0,)), "last NaN": (2.0**10, (1,))}
+TIMED = {
+    "update of 200 x 1k": repeated(ManyShapes, 100),
+    "update of ResNet-50": repeated(ResNetShapes, 100),
+    "step of ResNet-50": repeated(ResNet, 10),
+}
 
 
-def main(directory):
-    """Writes `NAME.stablehlo`, and `NAME-KIND.npz` for a step that is applied and for one that is skipped.
-
-    For the steps that are only timed, it writes `WORKLOAD, WRAPPER.stablehlo` and the shapes in a .json file.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
+def write_compared(directory):
+    """Writes `NAME.stablehlo`, and `NAME-KIND.npz` for steps that are applied and that are skipped."""
     for name, (kind_of_step, family) in STEPS.items():
         step = kind_of_step(family)
         (directory / f"{name}.stablehlo").write_text(step.stablehlo())
-        for kind, scale in (("finite", 2.0**10), ("overflow", 2.0**30)):
-            values = step.values(scale)
+        for kind, (scale, nan_at) in (KINDS_OF_UPDATE if name == "update" else KINDS).items():
+            values = step.values(scale, nan_at)
             after, loss = step(values)
             arrays = {f"in_{i}": value for i, value in enumerate(values)}
             arrays |= {f"out_{i}": value for i, value in enumerate(after, 1)}
             np.savez_compressed(directory / f"{name}-{kind}.npz", **arrays, loss=loss, names=["batch", *step.names])
-    for workload in TIMED:
+
+
+def write_timed(directory):
+    """Writes `WORKLOAD, WRAPPER.stablehlo`, and the arguments' types in a .json file."""
+    for workload, kind_of_step in TIMED.items():
         for wrapper in WRAPPERS:
-            step, name = Update(workloads.shapes(workload), wrapper), f"{workload}, {wrapper}"
+            step, name = kind_of_step("tf_keras", wrapper), f"{workload}, {wrapper}"
             (directory / f"{name}.stablehlo").write_text(step.stablehlo())
-            (directory / f"{name}.json").write_text(json.dumps(step.types()))
+            types = [[value.shape, value.dtype.name, None if value.ndim else value.item()] for value in step.values(2.0**10)]
+            (directory / f"{name}.json").write_text(json.dumps(types))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--timed", action="store_true")
+    chosen = parser.parse_args()
+    chosen.directory.mkdir(parents=True, exist_ok=True)
+    write_compared(chosen.directory)
+    if chosen.timed:
+        write_timed(chosen.directory)

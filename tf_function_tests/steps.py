@@ -7,20 +7,27 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES, tf_keras
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
+from tools.benchmarks import workloads
 
 BATCH = tf.TensorSpec([32, 32], tf.float32)
+WRAPPERS = {
+    "bare": lambda adam, **_: adam,
+    "tf-lossscale": LossScaleOptimizer,
+    "its own wrapper": tf_keras.mixed_precision.LossScaleOptimizer,
+}
 
 
 class Step:
-    """A float16 training step of a network of two dense layers, by a wrapped Adam of the optimizer family of a name.
+    """A float16 training step of a network of two dense layers, by an Adam of the optimizer family of a name.
 
-    Subclasses have other networks and loops.
+    Adam is bare, or has the wrapper of a name. Subclasses have other networks and loops.
     """
 
     SHAPES = ([32, 32], [32, 32])
     GROWTH_STEPS = 2
 
-    def __init__(self, family):
+    def __init__(self, family, wrapper="tf-lossscale"):
+        self._wrapper = WRAPPERS[wrapper]
         self._family = next(each for each in ALL_FAMILIES if each.name == family)
         self._weights = [tf.Variable(tf.zeros(shape), name=f"weight_{i}") for i, shape in enumerate(self.SHAPES)]
         self._optimizers = self._made_optimizers()
@@ -29,7 +36,7 @@ class Step:
         self._variables = self._captured()
 
     def _made_optimizers(self):
-        return [LossScaleOptimizer(self._family.adam(), dynamic_growth_steps=self.GROWTH_STEPS)]
+        return [self._wrapper(self._family.adam(), dynamic_growth_steps=self.GROWTH_STEPS)]
 
     def _loss(self, batch):
         values = tf.cast(batch, tf.float16)
@@ -39,10 +46,13 @@ class Step:
 
     def _train(self, batch):
         (optimizer,) = self._optimizers
+        wrapped = hasattr(optimizer, "get_scaled_loss")
         with tf.GradientTape() as tape:
             loss = self._loss(batch)
-            scaled = optimizer.get_scaled_loss(loss)
-        gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled, self._weights))
+            scaled = optimizer.get_scaled_loss(loss) if wrapped else loss
+        gradients = tape.gradient(scaled, self._weights)
+        if wrapped:
+            gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(zip(gradients, self._weights))
         return loss
 
@@ -60,20 +70,17 @@ class Step:
         """The names of the variables, which the program takes after the batch."""
         return [variable.name.split(":")[0] for variable in self._variables]
 
-    def types(self):
-        """The shape and the dtype of each argument of the compiled program."""
-        return [[list(each.shape), tf.as_dtype(each.dtype).name] for each in (BATCH, *self._variables)]
-
     def stablehlo(self):
         """The text that TensorFlow's compiler makes of the step."""
         text = self._compiled.experimental_get_compiler_ir(tf.zeros(BATCH.shape))(stage="stablehlo")
         # TensorFlow's exporter leaves an operation behind that other compilers do not know: a plain copy.
         return text.replace("mhlo.copy", "stablehlo.optimization_barrier")
 
-    def values(self, scale):
-        """A batch, and values for the variables: weights that keep the signal's size, a state as in mid-training."""
+    def values(self, scale, nan_at=()):
+        """A batch with NaNs, and values for the variables: weights that keep the signal's size, a state in use."""
         rng = np.random.default_rng(0)
         made = [rng.standard_normal(BATCH.shape, np.float32)]
+        made[0].flat[list(nan_at)] = np.nan
         for name, variable in zip(self.names, self._variables):
             if len(variable.shape) and tf.as_dtype(variable.dtype).is_floating:
                 value = rng.standard_normal(variable.shape, np.float32) * np.float32(variable.shape[-1] ** -0.5)
@@ -154,27 +161,65 @@ class Run(Step):
         return loss
 
 
-WRAPPERS = {
-    "bare": lambda adam: adam,
-    "tf-lossscale": LossScaleOptimizer,
-    "its own wrapper": lambda adam: tf_keras.mixed_precision.LossScaleOptimizer(adam),
-}
-
-
 class Update(Step):
-    """The step of Adam of tf_keras on variables of some shapes: bare, with this package's wrapper or with its own."""
+    """Gradients of many shapes: each weight decays, and an element of the batch is added to its gradient."""
 
-    def __init__(self, shapes, wrapper):
-        self.SHAPES, self._wrapper = shapes, wrapper
-        super().__init__("tf_keras")
+    def _loss(self, batch):
+        shifts = tf.unstack(tf.reshape(batch, [-1])[: len(self._weights)])
+        return tf.add_n([tf.reduce_sum((weight / 2 + shift) * weight) for weight, shift in zip(self._weights, shifts)])
 
-    def _made_optimizers(self):
-        return [WRAPPERS[self._wrapper](self._family.adam())]
 
-    def _train(self, batch):
-        (optimizer,) = self._optimizers
-        gradients = [tf.zeros(shape) + batch[0, 0] for shape in self.SHAPES]
-        if self._wrapper != "bare":
-            gradients = optimizer.get_unscaled_gradients(gradients)
-        optimizer.apply_gradients(zip(gradients, self._weights))
-        return batch[0, 0]
+class ManyShapes(Update):
+    """The update of 200 variables of 1000 values."""
+
+    SHAPES = workloads.shapes("200 x 1k")
+
+
+class ResNetShapes(Update):
+    """The update of the variables of a ResNet-50."""
+
+    SHAPES = workloads.shapes(workloads.RESNET)
+
+
+class ResNet(ResNetShapes):
+    """A ResNet-50 on 32 images of 128 x 128."""
+
+    def _loss(self, batch):
+        weights = iter(self._weights)
+
+        def convolved(values, stride=1):
+            kernel, scale, offset = (next(weights) for _ in range(3))
+            values = tf.cast(tf.nn.conv2d(values, tf.cast(kernel, tf.float16), stride, "SAME"), tf.float32)
+            mean, variance = tf.nn.moments(values, [0, 1, 2])
+            return tf.cast(tf.nn.batch_normalization(values, mean, variance, offset, 1 + scale, 1e-3), tf.float16)
+
+        values = tf.image.resize(tf.reshape(batch, [32, 8, 4, 1]), [128, 128]) * tf.constant([1.0, 0.5, 0.25])
+        values = tf.nn.relu(convolved(tf.cast(values, tf.float16), 2))
+        values = tf.nn.max_pool2d(values, 3, 2, "SAME")
+        for stage, blocks in enumerate((3, 4, 6, 3)):
+            for block in range(blocks):
+                stride = 2 if stage and not block else 1
+                inner = tf.nn.relu(convolved(values, stride))
+                inner = convolved(tf.nn.relu(convolved(inner)))
+                values = tf.nn.relu(inner + (values if block else convolved(values, stride)))
+        logits = tf.matmul(tf.cast(tf.reduce_mean(values, [1, 2]), tf.float32), next(weights))
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(32), logits))
+
+
+def repeated(kind, steps):
+    """The class of steps, so that one program takes a number of them and returns no loss."""
+
+    class Repeated(kind):
+        GROWTH_STEPS = 2000
+
+        def _made_optimizers(self):
+            (optimizer,) = super()._made_optimizers()
+            optimizer.learning_rate = 1e-4
+            return [optimizer]
+
+        def _train(self, batch):
+            for _ in tf.range(steps):
+                super()._train(batch)
+            return batch[0, 0]
+
+    return Repeated
