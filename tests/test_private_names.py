@@ -17,7 +17,7 @@ from tests.families import FAMILIES, NoKeras3, tf_keras
 pytestmark = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
 ROOT = pathlib.Path(__file__).parents[1]
 # Private names that the package itself sets, in a way that `names_in_code` does not recognize.
-OURS = {"_factors_of_losses", "_gets_unscaled_gradients", "_infer", "_loss_scale_manager", "_meaningless", "_tables"}
+OURS = {"_gets_unscaled_gradients", "_infer", "_loss_scale_manager", "_meaningless", "_tables"}
 # Private names that the package calls, and overrides in a class of its own.
 OVERRIDDEN = {"_initialize"}
 LIBRARY = r"(keras|tf_keras)\.src[\w.]+\w|tensorflow\.(python|compiler)[\w.]+\w"

@@ -55,7 +55,7 @@ class Factors:
             is_known = not self._unfinished and all(factor is not None for factor in factors)
             factors = used or (factors if is_known else [])
         # A tensor of a branch or a loop cannot be used outside of it.
-        usable = [factor for factor in factors[-1:] if getattr(factor, "graph", None) in [*enclosing()]]
+        usable = [factor for factor in factors[-1:] if getattr(factor, "graph", None) in enclosing()]
         return usable[0] if usable else None
 
     def forget(self) -> None:

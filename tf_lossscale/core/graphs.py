@@ -41,12 +41,12 @@ def finished(result: Any) -> tf.Tensor:
         return tf.constant(True)
 
 
-def enclosing() -> Iterator[Any]:
-    """Iterate over the graph that is being built and the graphs around it. In eager mode there are none."""
-    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None:
-        yield graph
-        graph = getattr(graph, "outer_graph", None)
+def enclosing() -> list[Any]:
+    """Return the graph that is being built and the graphs around it, innermost first. In eager mode there are none."""
+    graphs: list[Any] = [] if tf.executing_eagerly() else [tf.compat.v1.get_default_graph()]
+    while graphs and (outer := getattr(graphs[-1], "outer_graph", None)) is not None:
+        graphs.append(outer)
+    return graphs
 
 
 def functions() -> list[Any]:
@@ -72,8 +72,6 @@ def runs_in_order() -> bool:
 
 def in_xla_context() -> bool:
     """Return whether XLA compiles the function that is being traced."""
-    if tf.executing_eagerly():
-        return False
     for graph in enclosing():
         # `_get_control_flow_context` is private, so a test asks for the result in each kind of function.
         context = graph._get_control_flow_context()

@@ -16,6 +16,8 @@ from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from tf_lossscale.types import Gradient, Same, SameGradient, State
 
 
@@ -71,6 +73,14 @@ class LossScale(Variables):
 
     `LossScaleOptimizer(optimizer, loss_scale=scale)` does the same for the optimizers that it knows.
     """
+
+    _factors: Factors
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        new = super().__new__(cls, *args, **kwargs)
+        # A subclass may not call the constructor. TensorFlow does not track what is set in `__dict__`.
+        new.__dict__["_factors"] = Factors()
+        return new
 
     def __init__(self) -> None:
         # A tf.Module reserves its name in the graph. This module is not called "loss_scale", because the variable of
@@ -154,14 +164,6 @@ class LossScale(Variables):
                 f"{type(self).__name__}.__call__() must return a scalar, but returned a tensor of shape {scale.shape}."
             )
         return scale
-
-    @property
-    def _factors(self) -> Factors:
-        # A subclass may not call the constructor.
-        held = self.__dict__
-        if "_factors_of_losses" not in held:
-            held["_factors_of_losses"] = Factors()
-        return held["_factors_of_losses"]
 
     def _factor_of_loss(self) -> tf.Tensor:
         """Return the scale to multiply a loss by, and remember it for the gradients of this loss."""

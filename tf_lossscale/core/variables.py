@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import finished
+from tf_lossscale.core.graphs import enclosing, finished
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -177,12 +177,7 @@ def as_number(variable: Any) -> Any:
 
 def _graph_of_variables() -> Any:
     """Return the TF1 graph being built, not the graph of a branch or loop in it. Without a TF1 graph, return None."""
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return None
-    graph: Any = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:
-        graph = graph.outer_graph
-    return graph
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else enclosing()[-1]
 
 
 def _new_variable(
