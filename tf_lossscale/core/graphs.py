@@ -105,6 +105,15 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
+def through_conditional(flag: tf.Tensor) -> tf.Tensor:
+    """Return a bool scalar tensor as it is, through a conditional that does nothing.
+
+    If a branch of a `tf.cond` returns the result, XLA keeps the `tf.cond` as a conditional. Otherwise, if the branches
+    contain only cheap operations, XLA runs both in every step and selects each variable's value.
+    """
+    return tf.cond(flag, lambda: flag, lambda: flag)
+
+
 def notes(graph: Any) -> dict[Any, Any]:
     """Return a dict that belongs to a graph and is deleted with it. Its values may refer to the graph."""
     if not hasattr(graph, "_notes_of_tf_lossscale"):

@@ -24,7 +24,14 @@ from absl import logging
 
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.finite import nonfinite_kind
-from tf_lossscale.core.graphs import finished, in_xla_context, operations, outside_xla, runs_in_order
+from tf_lossscale.core.graphs import (
+    finished,
+    in_xla_context,
+    operations,
+    outside_xla,
+    runs_in_order,
+    through_conditional,
+)
 from tf_lossscale.core.variables import as_number, unless
 
 #: After this many skipped steps in a row, a warning says so.
@@ -97,15 +104,20 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
         # `bool` waits for the device if the check has not already done so.
         _ = apply_and_count() if bool(applied) else skip_and_count()
         return _after(loss_scale.move(applied), applied)
-    branch = tf.cond(applied, lambda: finished(apply_and_count()), lambda: finished(skip_and_count()))
-    with tf.control_dependencies([branch]):
-        moved = loss_scale.move(applied)
+
+    def skipped() -> tf.Tensor:
+        with tf.control_dependencies(operations(skip_and_count())):
+            return through_conditional(applied)
+
+    outcome = tf.cond(applied, lambda: finished(apply_and_count()), skipped)
+    with tf.control_dependencies([outcome]):
+        moved = loss_scale.move(outcome)
         if loss_scale._overrides("move") and not (runs_in_order() or operations(moved)):
             raise TypeError(
                 f"{type(loss_scale).__name__}.move() must return the results of `assign` in a TF1 graph, where a "
                 f"session runs nothing else, but returned: {moved!r}."
             )
-        return _after([branch, moved], applied)
+        return _after([outcome, moved], outcome)
 
 
 def _after(results: Any, applied: Any) -> Any:
