@@ -88,9 +88,10 @@ def defined_in(path):
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
-def test_the_tour_names_files_that_exist_and_functions_where_they_are():
+def test_the_tour_of_a_step_names_files_that_exist_and_functions_where_they_are():
     public = set(dir(tf_lossscale.LossScaleOptimizer)) | {"merge_call", "if", "iterations"}
-    for stop in re.split(r"\n(?=\d\. |\n)", (DOCS / "tour.md").read_text()):
+    _, tour = (DOCS / "architecture.md").read_text().split("\n## One step, from call to counter\n")
+    for stop in re.split(r"\n(?=\d\. |\n)", tour):
         quoted = re.findall(r"`([^`\n]+)`", stop)
         files = [PACKAGE / name for name in quoted if name.endswith(".py")] or PACKAGE.rglob("*.py")
         functions = {name for name in quoted if re.fullmatch(r"\w+", name)}
