@@ -42,10 +42,9 @@ FOUND_BY = {
         "from PyTorch",
     ],
     "monitoring.html#lossscalemonitor-for-a-gan": ["LossScaleMonitor for a GAN"],
-    "checkpoints.html#errors-of-load_model-and-restore": [
+    "checkpoints.html#you-are-trying-to-restore": [
         "You are trying to restore a checkpoint from a legacy Keras optimizer",
         "tf.keras.optimizers.legacy.LossScaleOptimizer",
-        "Could not locate class LossScaleOptimizer",
     ],
     "faq.html#inner_optimizer-is-already-wrapped": [
         "already wrapped",
@@ -77,6 +76,7 @@ FOUND_BY = {
     "adafactor.html": ["scale_parameter", "relative_step", "clip_threshold", "beta_2_decay"],
     "recipes/scale_per_loss.html": ["scale per loss"],
     "faq.html#why-is-float16-slower": ["slower than float32"],
+    "checkpoints.html#could-not-locate-class": ["Could not locate class LossScaleOptimizer"],
     "versions.html#tensorflow-215": ["TensorFlow 2.15"],
 }
 SHOWN = 3  # results that a reader sees without scrolling
