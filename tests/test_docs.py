@@ -88,9 +88,10 @@ def defined_in(path):
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
-def test_the_tour_names_files_that_exist_and_functions_where_they_are():
+def test_the_tour_of_a_step_names_files_that_exist_and_functions_where_they_are():
     public = set(dir(tf_lossscale.LossScaleOptimizer)) | {"merge_call", "if", "iterations"}
-    for stop in re.split(r"\n(?=\d\. |\n)", (DOCS / "tour.md").read_text()):
+    _, tour = (ROOT / "ARCHITECTURE.md").read_text().split("\n## One step, from call to counter\n")
+    for stop in re.split(r"\n(?=\d\. |\n)", tour):
         quoted = re.findall(r"`([^`\n]+)`", stop)
         files = [PACKAGE / name for name in quoted if name.endswith(".py")] or PACKAGE.rglob("*.py")
         functions = {name for name in quoted if re.fullmatch(r"\w+", name)}
@@ -99,7 +100,7 @@ def test_the_tour_names_files_that_exist_and_functions_where_they_are():
 
 @pytest.mark.parametrize("folder", ["core", "families", "wrapper"])
 def test_the_tree_of_the_architecture_has_every_module_once(folder):
-    tree = (DOCS / "architecture.md").read_text().split("```")[1]
+    tree = (ROOT / "ARCHITECTURE.md").read_text().split("```")[1]
     depth = 2 + 2 * folder.count("/")
     part = re.search(rf"^ {{{depth}}}{folder.rpartition('/')[2]}/ .*\n((?: {{{depth + 2},}}.*\n)+)", tree, re.MULTILINE)
     listed = re.findall(rf"^ {{{depth + 2}}}(\w+\.py) ", part[1], re.MULTILINE)
@@ -126,6 +127,6 @@ def test_every_row_of_the_differences_names_a_test_that_exists():
 
 
 def test_links_between_documents_lead_somewhere():
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("**/*.md")]:
+    for path in [*(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")), *DOCS.glob("**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+\.md)\)", path.read_text()):
             assert (path.parent / target).exists(), (path.name, target)

@@ -1,4 +1,4 @@
-"""docs/private_names.md lists each private name of another library that the code uses, and the library has it."""
+"""private_names.md lists each private name of another library that the code uses, and the library has it."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ LIBRARY = r"(keras|tf_keras)\.src[\w.]+\w|tensorflow\.(python|compiler)[\w.]+\w"
 
 
 def rows():
-    page = (ROOT / "docs" / "private_names.md").read_text()
+    page = (ROOT / "tests" / "private_names.md").read_text()
     for line in page.splitlines():
         if line.startswith("| `"):
             name, owner, *_ = line.strip("| ").split(" | ")

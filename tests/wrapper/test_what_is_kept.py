@@ -1,4 +1,4 @@
-"""The table "What is kept" of docs/monitoring.md is true for every family and format."""
+"""The table "What is kept" of docs/checkpoints.md is true for every family and format."""
 
 import copy
 import pathlib
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
 STATE = {
     "loss_scale": 64.0,
     "dynamic_counter": 3,
