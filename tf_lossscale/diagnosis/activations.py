@@ -18,6 +18,7 @@ from tf_lossscale.core import replicas
 from tf_lossscale.diagnosis.plotting import mark_ranges
 from tf_lossscale.diagnosis.precision import MAXIMUM, NORMAL, SUBNORMAL, percent
 from tf_lossscale.libraries import keras_versions, optional
+from tf_lossscale.libraries.models import of_no_metric, variables_of
 from tf_lossscale.writing import aligned
 
 # The smallest normal number of each dtype that does not have the exponents of float32.
@@ -339,15 +340,8 @@ def _parts(root: Any) -> list[Any]:
             waiting += _attributes(each).values()
         if _is_module(each):
             # In Keras 3, objects that TensorFlow does not track contain the states of random number generators.
-            waiting += _variables_of(each)
+            waiting += variables_of(each)
     return list(found.values())
-
-
-def _variables_of(module: Any) -> list[Any]:
-    try:
-        return list(module.variables)
-    except ValueError:  # a Sequential model of tf_keras that is not built
-        return []
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -390,10 +384,9 @@ def _mode(model: Any, training: bool) -> dict[str, bool]:
 
 def _row(place: _Place) -> LayerActivations:
     module, outputs, weights = place.module, place.outputs, _Values()
-    of_metrics = {id(variable) for metric in getattr(module, "metrics", ()) for variable in metric.variables}
-    variables = [each for each in getattr(module, "variables", ()) if id(each) not in of_metrics]
+    variables = of_no_metric(variables_of(module), module)
     # The vocabulary of a layer has no dtype.
-    weights.add([tf.convert_to_tensor(each) for each in variables if hasattr(each, "dtype")])
+    weights.add([tf.convert_to_tensor(variable) for variable in variables if hasattr(variable, "dtype")])
     row = LayerActivations(
         place.label,
         module.compute_dtype if _is_layer(module) else ", ".join(sorted(outputs.dtypes)) or "-",

@@ -15,6 +15,7 @@ from tf_lossscale.core.graphs import finished, functions, runs_in_order
 from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.skipping import watchers
 from tf_lossscale.core.variables import LazyVariable, Variables
+from tf_lossscale.libraries.models import of_no_metric, variables_of
 from tf_lossscale.wrapper.checks import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
@@ -87,7 +88,7 @@ class keep_state(contextlib.ContextDecorator):
         if not tf.executing_eagerly() and not runs_in_order():
             raise RuntimeError("keep_state() needs eager mode or a tf.function, but a TF1 graph is being built.")
         for model in self._models:
-            if not getattr(model, "built", True) and not _has_variables(model):
+            if not getattr(model, "built", True) and not variables_of(model):
                 raise ValueError(
                     f"keep_state() needs a built model, but {model.name} has no variables yet. Call "
                     "model.build(input_shape), or call the model on one batch, before the first step."
@@ -169,22 +170,14 @@ class _Flag(Variables):
         _ = self.raised
 
 
-def _has_variables(model: Any) -> bool:
-    try:
-        return bool(model.variables)
-    except ValueError:  # tf_keras raises it for a Sequential model that is not built
-        return False
-
-
 def state_of(model: Any) -> list[Any]:
     """Return the variables that a model's forward pass may write, without the states of its metrics."""
     # In Keras 3, `non_trainable_variables` also contains the states of metrics and random number generators.
     state = model.non_trainable_weights if hasattr(model, "non_trainable_weights") else model.non_trainable_variables
-    of_metrics = {id(variable) for metric in getattr(model, "metrics", ()) for variable in metric.variables}
     layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
     state = [*state, *(variable for layer in layers for variable in _states_without_weights(layer))]
     found = {id(tensor): variable for variable, tensor in zip(state, tensors_of(state))}
-    return [variable for variable in found.values() if id(variable) not in of_metrics]
+    return of_no_metric(list(found.values()), model)
 
 
 def _states_without_weights(layer: Any) -> list[Any]:
