@@ -61,7 +61,7 @@ _AUTOCAST = "_tf_lossscale_autocast"
 
 def _floating_dtypes(values: Any) -> set[tf.DType]:
     tensors = [each for each in tf.nest.flatten(values) if tf.is_tensor(each)]
-    return {tf.as_dtype(each.dtype) for each in tensors if tf.as_dtype(each.dtype).is_floating}
+    return {tf.as_dtype(tensor.dtype) for tensor in tensors if tf.as_dtype(tensor.dtype).is_floating}
 
 
 def floats_to(dtype: str | None, values: Any, dtypes: Any = None) -> Any:

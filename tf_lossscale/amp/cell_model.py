@@ -16,7 +16,7 @@ from tf_lossscale.core import replicas
 def backbone_of(cell: TrainOneStepCell) -> Any:
     """Return the Keras model or layer that a training cell trains. Return None if the cell trains a plain function."""
     candidates = (cell.network, getattr(cell.network, "backbone", None))
-    return next((each for each in candidates if layers.is_layer(each)), None)
+    return next((candidate for candidate in candidates if layers.is_layer(candidate)), None)
 
 
 def cell_model(cell: TrainOneStepCell, step_loss: Any) -> Any:

@@ -95,7 +95,7 @@ class Model:
         self._step_loss = StepLoss()
         if isinstance(network, TrainOneStepCell):
             arguments = (loss_fn, optimizer, metrics, keep_batchnorm_fp32)
-            if manager_given or amp_level != "O0" or any(each is not None for each in arguments):
+            if manager_given or amp_level != "O0" or any(argument is not None for argument in arguments):
                 raise ValueError(
                     f"`network` is a {type(network).__name__}, which has a loss and an optimizer: pass it alone. Call "
                     "auto_mixed_precision(model) for its level, and pass the loss scale to the cell."

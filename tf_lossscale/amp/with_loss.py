@@ -110,7 +110,11 @@ def _takes_label_first(loss_fn: Any) -> bool:
     except (TypeError, ValueError):
         # Some functions written in C have no signature, so the names of their parameters are unknown.
         parameters = []
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][:2]
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ][:2]
     if names == ["y_true", "y_pred"]:
         return True
     # A name such as `label_probs` is that of a label.

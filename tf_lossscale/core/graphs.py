@@ -25,8 +25,8 @@ def operations(result: Any) -> list[Any]:
     for leaf in tf.nest.flatten(result):
         distributed = isinstance(leaf, tf.distribute.DistributedValues)
         parts = tf.distribute.get_strategy().experimental_local_results(leaf) if distributed else [leaf]
-        for each in parts:
-            operation = getattr(each, "op", each)
+        for part in parts:
+            operation = getattr(part, "op", part)
             if isinstance(operation, tf.Operation):
                 collected.append(operation)
     return collected

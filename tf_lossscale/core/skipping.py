@@ -98,7 +98,7 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
     def skip_and_count() -> list[Any]:
         counted = loss_scale._count_step(applied=False)
         with tf.control_dependencies(operations(counted)):
-            return [counted, skip and skip(), [each._skipped() for each in watchers], _warnings(loss_scale)]
+            return [counted, skip and skip(), [watcher._skipped() for watcher in watchers], _warnings(loss_scale)]
 
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.

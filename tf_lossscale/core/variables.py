@@ -67,7 +67,7 @@ class Variables(tf.Module):
         """The variables in the current graph that checkpoints include, and those that are attributes of a subclass."""
         tracked = tuple(self._tracked().values())
         # tf.Module also finds the variables that checkpoints do not contain, here and in loss scales inside this one.
-        inside = [each for each in self.submodules if isinstance(each, Variables)]
+        inside = [module for module in self.submodules if isinstance(module, Variables)]
         untracked = [variable for each in inside for variable in each._untracked()]
         hidden = {id(each) for each in (*self._all().values(), *untracked)}
         own = [each for each in super().variables if id(each) not in hidden]
@@ -130,7 +130,7 @@ def tell_of_new(listener: Callable[[Any], Any]) -> None:
     A library with its own session, such as Keras 2, must know these variables in order to initialize them.
     """
     _listeners.append(listener)
-    for variable in [each() for each in _in_legacy_graphs]:
+    for variable in [reference() for reference in _in_legacy_graphs]:
         if variable is not None:
             listener(variable)
 
@@ -138,7 +138,9 @@ def tell_of_new(listener: Callable[[Any], Any]) -> None:
 def _announce(variable: Any) -> None:
     if tf.compat.v1.executing_eagerly_outside_functions():
         return
-    _in_legacy_graphs[:] = [each for each in _in_legacy_graphs if each() is not None] + [weakref.ref(variable)]
+    _in_legacy_graphs[:] = [reference for reference in _in_legacy_graphs if reference() is not None] + [
+        weakref.ref(variable)
+    ]
     for listener in _listeners:
         listener(variable)
 

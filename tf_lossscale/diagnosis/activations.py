@@ -252,8 +252,8 @@ class _Recorder:
     @contextlib.contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """Record the calls of a model's layers."""
-        classes = {base for each in _parts(model) if _is_module(each) for base in type(each).__mro__}
-        methods = {each: vars(each)["__call__"] for each in classes if "__call__" in vars(each)}
+        classes = {base for part in _parts(model) if _is_module(part) for base in type(part).__mro__}
+        methods = {cls: vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)}
         with contextlib.ExitStack() as restored:
             restored.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
             tf.config.run_functions_eagerly(True)
@@ -352,11 +352,11 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _unchanged(model: Any) -> Iterator[None]:
     """Restore the variables and the plain numbers of a model at the end of the block."""
     parts = _parts(model)
-    variables = [copy for each in parts if isinstance(each, tf.Variable) for copy in replicas.local_copies_of(each)]
+    variables = [copy for part in parts if isinstance(part, tf.Variable) for copy in replicas.local_copies_of(part)]
     values = [(each, each.read_value()) for each in variables]
     # For example, the seed of a Dropout layer in tf_keras is an int that grows with each call. The numbers of a layer
     # that is not built are not restored, because `build` may set them.
-    built = [_attributes(each) for each in parts if getattr(each, "built", True)]
+    built = [_attributes(part) for part in parts if getattr(part, "built", True)]
     numbers = [{name: value for name, value in each.items() if type(value) in (int, float)} for each in built]
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:

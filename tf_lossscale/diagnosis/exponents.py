@@ -34,7 +34,7 @@ def exponent_counts(gradients: Iterable[Any]) -> tf.Tensor:
         TypeError: a gradient does not have a floating-point dtype.
     """
     values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in floating(gradients)]
-    return tf.stack([tf.zeros([COLUMNS], tf.int64) if each is None else _row(each) for each in values])
+    return tf.stack([tf.zeros([COLUMNS], tf.int64) if value is None else _row(value) for value in values])
 
 
 def precision_report(

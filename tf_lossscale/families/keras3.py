@@ -78,7 +78,7 @@ class Keras3Family(family.Family):
         super()._set_options({name: value for name, value in wanted.items() if name != "loss_scale_factor"})
 
     def build(self, variables: list[Any]) -> None:
-        if replicas.uses_merge_call() and any(each.gradient_accumulation_steps for each in _with_parts(self.inner)):
+        if replicas.uses_merge_call() and any(part.gradient_accumulation_steps for part in _with_parts(self.inner)):
             raise ValueError(
                 "Keras 3's optimizers do not support `gradient_accumulation_steps` on several replicas, with or "
                 "without a LossScaleOptimizer. Use larger batches, or add up the gradients in variables of your "
@@ -149,7 +149,7 @@ class Keras3Family(family.Family):
     def count_skipped_step(self) -> Any:
         # With gradient accumulation, `_iterations` counts micro-steps. A skipped step adds nothing to the accumulators,
         # so skipped steps are not counted.
-        counting = [each for each in _with_parts(self.inner) if not each.gradient_accumulation_steps]
+        counting = [part for part in _with_parts(self.inner) if not part.gradient_accumulation_steps]
         return [each._iterations.assign_add(1) for each in counting]
 
     def _start_averages(self) -> Any:
@@ -157,11 +157,11 @@ class Keras3Family(family.Family):
         # method initializes the average. Otherwise the average would start at zero, and `finalize_variable_values`
         # would overwrite the weights with averages that are too small.
         return [
-            average.assign(tf.where(tf.equal(each.iterations, 0), tf.convert_to_tensor(variable), average.value))
-            for each in _with_parts(self.inner)
+            average.assign(tf.where(tf.equal(part.iterations, 0), tf.convert_to_tensor(variable), average.value))
+            for part in _with_parts(self.inner)
             # A MultiOptimizer may contain an optimizer that has no variables and is therefore not built.
-            if each.use_ema and each.built
-            for variable, average in zip(each._trainable_variables, each._model_variables_moving_average)
+            if part.use_ema and part.built
+            for variable, average in zip(part._trainable_variables, part._model_variables_moving_average)
             if average is not None
         ]
 
@@ -330,12 +330,12 @@ def _move_under_strategy(inner: Any, variables: list[Any]) -> None:
     strategy = tf.distribute.get_strategy()
     if not tf.distribute.has_strategy():
         strategy = replicas.strategy_of(tensors_of(variables)[0]) or strategy
-    for each in _with_parts(inner):
-        if each._distribution_strategy is strategy:
+    for part in _with_parts(inner):
+        if part._distribution_strategy is strategy:
             continue
-        each._distribution_strategy = strategy
+        part._distribution_strategy = strategy
         for name in ("_iterations", "_learning_rate"):
-            variable = vars(each).get(name)
+            variable = vars(part).get(name)
             if isinstance(variable, keras.Variable):
                 # Keep the Keras variable, because other objects may refer to it, but put a new TensorFlow variable into
                 # it.

@@ -95,7 +95,7 @@ def dependency(wrapper: Any, name: str, *args: Any) -> Any:
 def _variables_of_own_rule(loss_scale: Any) -> list[Any]:
     """Return the variables of a user's loss scale that this package's loss scales do not have."""
     known = [getattr(loss_scale, name, None) for name in ("current_loss_scale", "good_steps", "bad_steps")]
-    return [each for each in loss_scale.variables if not any(each is other for other in known)]
+    return [variable for variable in loss_scale.variables if not any(variable is other for other in known)]
 
 
 def _optimizers_in(path: str) -> tuple[set[str], set[str]]:
@@ -103,8 +103,10 @@ def _optimizers_in(path: str) -> tuple[set[str], set[str]]:
     suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
     names = {f"/{name[: -len(suffix)]}" for name, _ in tf.train.list_variables(path) if name.endswith(suffix)}
     optimizers = {name.removesuffix("_iterations") for name in names if name.endswith("/_iterations")}
-    wrappers = {each for each in optimizers if {f"{each}dynamic_scale", f"{each}step_counter"} <= names}
-    inside = tuple(f"{each}inner_optimizer/" for each in wrappers)
+    wrappers = {
+        optimizer for optimizer in optimizers if {f"{optimizer}dynamic_scale", f"{optimizer}step_counter"} <= names
+    }
+    inside = tuple(f"{wrapper}inner_optimizer/" for wrapper in wrappers)
     return wrappers, {each for each in optimizers - wrappers if not each.startswith(inside)}
 
 

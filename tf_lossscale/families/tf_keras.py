@@ -76,8 +76,8 @@ class TFKerasFamily(family.Family):
         return getattr(self.inner, "_built", False)
 
     def known_variables(self) -> list[Any] | None:
-        variables = [each() for each in self._variables]
-        return variables if variables and all(each is not None for each in variables) else None
+        variables = [variable() for variable in self._variables]
+        return variables if variables and all(variable is not None for variable in variables) else None
 
     def _gradients(
         self, loss: tf.Tensor, variables: list[Any], grad_loss: Any, tape: tf.GradientTape

@@ -93,11 +93,11 @@ class keep_state(contextlib.ContextDecorator):
                     f"keep_state() needs a built model, but {model.name} has no variables yet. Call "
                     "model.build(input_shape), or call the model on one batch, before the first step."
                 )
-        variables = {id(each): each for model in self._models for each in tensors_of(state_of(model))}
+        variables = {id(tensor): tensor for model in self._models for tensor in tensors_of(state_of(model))}
         if self._must_wait():
             kept = list(variables.values())
         else:
-            kept = [each for variable in variables.values() for each in replicas.local_copies_of(variable)]
+            kept = [copy for variable in variables.values() for copy in replicas.local_copies_of(variable)]
         self._kept = [(variable, variable.read_value()) for variable in kept]
         self._entered_in, self._thread, self._seen = functions()[:1], threading.current_thread(), False
         watchers.append(self)

@@ -225,12 +225,12 @@ class Contract:
 
     def _by_calls(self, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return the answers that calls imply, and whether the calls were made outside of the innermost function."""
-        own = [call for call in self._calls_in(places) if call.method in after]
-        fresh = [call for call in own if not (call.is_followed and after[call.method])]
+        calls = [call for call in self._calls_in(places) if call.method in after]
+        fresh = [call for call in calls if not (call.is_followed and after[call.method])]
         if fresh and places != [_EAGER]:
             return {after[fresh[0].method]}, fresh[0] is not places[0].calls.get(self)
         answers = {after[call.method] for call in [*fresh, *self._waiting(places)] if call.method in after}
-        if len(fresh) < len(own):
+        if len(fresh) < len(calls):
             # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss once more, or of a
             # loss that was not scaled. Without any other call, nothing tells which.
             answers |= {True} if answers else {True, False}
@@ -240,10 +240,10 @@ class Contract:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
         answers = {True}
         if None in marks or not marks:
-            own = self._calls_in(places)
-            fresh = [call for call in own if not call.is_followed]
+            earlier = self._calls_in(places)
+            fresh = [call for call in earlier if not call.is_followed]
             calls = fresh[:1] if fresh and places != [_EAGER] else [*fresh, *self._waiting(places)]
-            answers = {_APPLY[call.method] for call in calls or [_Call("scale_loss"), *own]}
+            answers = {_APPLY[call.method] for call in calls or [_Call("scale_loss"), *earlier]}
         if False in marks or answers == {False}:
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "

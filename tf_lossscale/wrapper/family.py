@@ -196,9 +196,9 @@ class Family(abc.ABC):
 
     def _takes(self, keyword: str) -> bool:
         """Return whether `apply` accepts a keyword argument, which a family may pass on to the optimizer."""
-        own, passes_on = _keywords(type(self).apply)
-        if keyword in own or not passes_on:
-            return keyword in own
+        accepted, passes_on = _keywords(type(self).apply)
+        if keyword in accepted or not passes_on:
+            return keyword in accepted
         method = getattr(self.inner, "apply_gradients", None)
         named, any_other = ((), False) if method is None else _keywords(getattr(method, "__func__", method))
         return keyword in named or any_other

@@ -54,8 +54,8 @@ class Saving(WithLossScale):
         scale = self.scaler
         if not scale.may_skip or not _a_model_is_being_saved():
             return inner
-        own = [value_of(each) for each in scale.variables] if _has_config_of_user(scale) else []
-        return {**inner, STATE: {**self._state(), **({_VARIABLES: own} if own else {})}}
+        values = [value_of(variable) for variable in scale.variables] if _has_config_of_user(scale) else []
+        return {**inner, STATE: {**self._state(), **({_VARIABLES: values} if values else {})}}
 
     def _take_state(self, inner: Any) -> None:
         """Restore the loss scale's state from an inner optimizer's config, if `_inner_config` stored it there."""
@@ -170,14 +170,14 @@ class Saving(WithLossScale):
     @classmethod
     def _of_scale(cls, loss_scale: Any, custom_objects: dict[str, Any]) -> dict[str, Any]:
         """Convert the `loss_scale` entry of a config to arguments of the constructor."""
-        family, own = cls._family_class, None
+        family, rule_class = cls._family_class, None
         if isinstance(loss_scale, dict):
-            own = custom_objects.get(name := loss_scale["class_name"])
-            if own is None and family is not None and family._saving:
-                own = family._saving.get_registered_object(name)
-        if own is None:
+            rule_class = custom_objects.get(name := loss_scale["class_name"])
+            if rule_class is None and family is not None and family._saving:
+                rule_class = family._saving.get_registered_object(name)
+        if rule_class is None:
             return from_tf23(loss_scale)
-        of_config = getattr(own, "from_config", lambda config: own(**config))
+        of_config = getattr(rule_class, "from_config", lambda config: rule_class(**config))
         return {"loss_scale": of_config(loss_scale["config"])}
 
     def _save_scale_with_inner(self) -> None:

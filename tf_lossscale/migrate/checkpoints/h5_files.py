@@ -35,7 +35,9 @@ def read(path: str) -> File:
         config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
         optimizers = [] if not isinstance(config, dict) else [configs.of_config(config, _family(config, version))]
     with explaining_damage(path, "the weights"):
-        variables = [each for layer in weights.attrs["layer_names"] for each in _tensors(path, weights[_text(layer)])]
+        variables = [
+            tensor for layer in weights.attrs["layer_names"] for tensor in _tensors(path, weights[_text(layer)])
+        ]
     with explaining_damage(path, "optimizer_weights"):
         if optimizers and "optimizer_weights" in file:
             stored = _tensors(path, file["optimizer_weights"])

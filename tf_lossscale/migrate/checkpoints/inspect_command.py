@@ -46,8 +46,8 @@ def describe(file: File) -> dict[str, Any]:
         "path": file.path,
         "kind": file.kind,
         "written_by": file.writer,
-        "optimizers": [_optimizer(each) for each in file.optimizers],
-        "variables": [_tensor(each) for each in file.variables],
+        "optimizers": [_optimizer(optimizer) for optimizer in file.optimizers],
+        "variables": [_tensor(variable) for variable in file.variables],
     }
 
 

@@ -193,7 +193,11 @@ class _Graph:
             steps, is_exact = slot_names.steps_of_powers(powers)
             iterations = steps if is_exact else self._number(0, "global_step")
         slot_variables = [slot.tensor.name for each in slots.values() for slot in each]
-        names = [slot_names.today(last_part(each)) for each in slot_variables] if of_tf1 else names or slot_variables
+        names = (
+            [slot_names.today(last_part(variable)) for variable in slot_variables]
+            if of_tf1
+            else names or slot_variables
+        )
         name = slot_names.class_of(set(slots), names, is_nadam=product is not None)
         if not slots and (of_tf1 or ("momentum" in hyper and "rho" not in hyper)):
             # In TensorFlow 2, only SGD and RMSprop have a hyperparameter `momentum`, and only RMSprop also has `rho`.
@@ -247,7 +251,9 @@ class _Graph:
             nodes = [next(following) if node in order else node for node in nodes]
         tensors = {node: tensor for node in nodes if (tensor := self.tensor(node)) is not None}
         others = [tensor for node, tensor in tensors.items() if node not in listed]
-        others = [each for each in others if not (each.is_counter or _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path))]
+        others = [
+            other for other in others if not (other.is_counter or _NEITHER_MODEL_NOR_OPTIMIZER.search(other.path))
+        ]
         return list(tensors.values()), not others or not any(node in tensors for node in unplaced)
 
     def _items(self, node: int) -> dict[int, None]:

@@ -171,12 +171,12 @@ def _by_name(variables: dict[str, Any] | list[Any]) -> dict[str, Any]:
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
-    named = [each for each in file.optimizers if name is None or each.path == name]
+    named = [optimizer for optimizer in file.optimizers if name is None or optimizer.path == name]
     if len(named) == 1:
         return named[0]
     if not file.optimizers:
         raise FileError(f"{file.path}: the file has no optimizer, only {len(file.variables)} variables.")
-    names = ", ".join(each.path or "(the root)" for each in file.optimizers)
+    names = ", ".join(optimizer.path or "(the root)" for optimizer in file.optimizers)
     raise FileError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 

@@ -148,7 +148,11 @@ class File:
             # Keras 3 joins the parts of a variable's name with underscores.
             return f"_{name.replace('/', '_')}_"
 
-        named = [each for each in self.variables if each.shape == slot.shape and parts(each.name) in parts(slot.name)]
+        named = [
+            variable
+            for variable in self.variables
+            if variable.shape == slot.shape and parts(variable.name) in parts(slot.name)
+        ]
         longest = max((len(each.name) for each in named), default=0)
         named = [each for each in named if len(each.name) == longest]
         return named[0] if len(named) == 1 else None

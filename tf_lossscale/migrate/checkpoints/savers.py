@@ -24,7 +24,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
         if of is not None:
             variable, optimizer, number = of
             found.setdefault(optimizer, {}).setdefault(number, []).append(Slot(each, tensors[variable]))
-    optimizers = [_optimizer(*each) for each in found.items()]
+    optimizers = [_optimizer(*item) for item in found.items()]
     scaled = any(last_part(name) in SCALE_NAMES["loss_scale"] for name in state)
     # An optimizer without slots leaves nothing in the file except its loss scale.
     if scaled and not optimizers:

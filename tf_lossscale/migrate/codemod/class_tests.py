@@ -71,7 +71,9 @@ def _exact(source: Uses, node: ast.AST) -> list[Use]:
     operands = _operands(source, node)
     uses = _classes_in(source, operands) if operands else []
     is_key = isinstance(node, (ast.Dict, ast.Set)) or isinstance(getattr(node, "ctx", None), ast.Store)
-    is_lookup = uses and (is_key or any(_is_type(source, value) for each in operands for value in source.values(each)))
+    is_lookup = uses and (
+        is_key or any(_is_type(source, value) for operand in operands for value in source.values(operand))
+    )
     return uses if is_lookup else []
 
 

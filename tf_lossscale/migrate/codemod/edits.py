@@ -89,7 +89,7 @@ class Edits:
             self._keep_alignment()
         for line, comments in self._comments.items():
             start = self.source.start_of_line(line)
-            text = "".join(f"{self._indent(line)}{each}{self.source.newline}" for each in comments)
+            text = "".join(f"{self._indent(line)}{comment}{self.source.newline}" for comment in comments)
             self._edits.append(Edit(start, start, text))
         return self._rendered((0, len(self.source.text))), findings
 
@@ -117,7 +117,7 @@ class Edits:
         """Remove the line of a statement, or write `pass` if it shares the line or would leave its block empty."""
         source, span = self.source, self.source.span(statement)
         fields = (value for _, value in ast.iter_fields(source.parents[statement]) if isinstance(value, list))
-        siblings = next(each for each in fields if statement in each)
+        siblings = next(field for field in fields if statement in field)
         line = source.start_of_line(statement.lineno), source.start_of_line((statement.end_lineno or 0) + 1)
         others = source.text[line[0] : span[0]] + source.text[span[1] : line[1]].split("#")[0]
         is_empty = set(siblings) <= set(self._removed) and statement is siblings[0]

@@ -56,10 +56,10 @@ class Imports:
         if new == [_statement(statement, alias) for alias in statement.names]:
             return
         by_start: dict[str, list[str]] = {}
-        for each in dict.fromkeys(filter(None, new)):
-            start, _, name = each.rpartition("import ")
+        for line in dict.fromkeys(filter(None, new)):
+            start, _, name = line.rpartition("import ")
             # All names of one module go into one statement, but `import a, b` becomes two.
-            by_start.setdefault(f"{start}import " if start else each, []).append(name if start else "")
+            by_start.setdefault(f"{start}import " if start else line, []).append(name if start else "")
         lines = [start + ", ".join(bound) for start, bound in by_start.items()]
         indent = self._source.line(statement.lineno)[: self._source.column(statement)]
         if lines:

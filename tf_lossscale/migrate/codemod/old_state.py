@@ -40,7 +40,7 @@ class OldState:
         )
         self._wrappers = self._targets(lambda value: self._makes(value, _WRAPPERS))
         self._configs = self._targets(lambda value: self._calls(value, "get_config"))
-        self._has_method = any(each.name == "loss_scale" for each in source.nodes(ast.FunctionDef))
+        self._has_method = any(node.name == "loss_scale" for node in source.nodes(ast.FunctionDef))
         self._kept = self._targets(self._is_loss_scale)
 
     def _targets(self, is_wanted: Callable[[ast.expr], bool]) -> set[str]:
@@ -85,7 +85,7 @@ class OldState:
                 yield from filter(self._is_loss_scale, given[:1])
             elif self._makes(node, _WRAPPERS):
                 # Two wrappers share one loss scale.
-                shared = {f"{each}.{name}" for each in self._wrappers for name in ("loss_scale", "_loss_scale")}
+                shared = {f"{wrapper}.{name}" for wrapper in self._wrappers for name in ("loss_scale", "_loss_scale")}
                 yield from (each for each in given if source.code(each) in shared)
         elif isinstance(node, ast.Attribute) and node.attr in _OF_OBJECT:
             is_private = isinstance(node.value, ast.Attribute) and node.value.attr == "_loss_scale"

@@ -171,7 +171,7 @@ class Scopes(Source):
             parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
             for call in calls[function.name]:
                 passed = zip(parameters[parameters[:1] in (["self"], ["cls"]) :], call.args, strict=False)
-                for name, value in (*passed, *((each.arg or "", each.value) for each in call.keywords)):
+                for name, value in (*passed, *((keyword.arg or "", keyword.value) for keyword in call.keywords)):
                     found[name].append(value)
         for node in self.parents:
             if isinstance(getattr(node, "ctx", None), ast.Store):

@@ -127,11 +127,11 @@ class Source:
         found = tokenize.generate_tokens(iter([*self._parsed, ""]).__next__)
         starts = [*self._starts, self._starts[-1] + 1]
         spans = ((starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1], t) for t in found)
-        return [each for each in spans if each[2].type not in _LAYOUT]
+        return [span for span in spans if span[2].type not in _LAYOUT]
 
     @functools.cached_property
     def _code(self) -> list[tuple[int, int, tokenize.TokenInfo]]:
-        return [each for each in self._tokens if each[2].type != tokenize.COMMENT]
+        return [token for token in self._tokens if token[2].type != tokenize.COMMENT]
 
     def comments_in(self, span: Span) -> list[tokenize.TokenInfo]:
         """Return the comments in a span."""

@@ -133,9 +133,9 @@ def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
 
 def _items(source: Uses) -> list[tuple[str | None, ast.expr]]:
     """Return the keys and values in dicts, in calls of `dict`, and in assignments to `name["key"]`."""
-    displays = (zip(each.keys, each.values, strict=True) for each in source.nodes(ast.Dict))
+    displays = (zip(node.keys, node.values, strict=True) for node in source.nodes(ast.Dict))
     calls = (call for call in source.nodes(ast.Call) if source.is_builtin(call.func, "dict"))
-    stored = ((target, each.value) for each in source.nodes(ast.Assign) for target in each.targets)
+    stored = ((target, node.value) for node in source.nodes(ast.Assign) for target in node.targets)
     return [
         *((string(key), value) for display in displays for key, value in display if key),
         *((keyword.arg, keyword.value) for call in calls for keyword in call.keywords),
@@ -168,7 +168,7 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
 
 
 def _class_around(source: Uses, node: ast.AST) -> ast.AST:
-    return next((each for each in source.ancestors(node) if isinstance(each, ast.ClassDef)), source.tree)
+    return next((ancestor for ancestor in source.ancestors(node) if isinstance(ancestor, ast.ClassDef)), source.tree)
 
 
 def _old_state(source: Uses, edits: Edits) -> None:
