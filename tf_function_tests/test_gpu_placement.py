@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale.optimizers
+from tests.cases import combinations
 from tests.families import ALL_FAMILIES
 from tf_function_tests import placement
 from tf_lossscale import LossScaleOptimizer
@@ -97,14 +98,18 @@ def operations(uses):
     return sorted(use.operation for use in uses)
 
 
-@pytest.mark.table(
-    "keras3-Adam-float64-sparse-unscaled-False",
-    "tf_keras-Adafactor-float32-sparse-scaled-True",
-    "tf1-Adam-bfloat16-dense-unscaled-True",
-    "sonnet-Adam-float16-sparse-unscaled-True",
-    every=7,
+@pytest.mark.parametrize(
+    ("family", "inner", "dtype", "gradients", "contract", "diagnose"),
+    combinations(
+        CASES,
+        usual=[
+            "keras3-Adam-float64-sparse-unscaled-False",
+            "tf_keras-Adafactor-float32-sparse-scaled-True",
+            "tf1-Adam-bfloat16-dense-unscaled-True",
+            "sonnet-Adam-float16-sparse-unscaled-True",
+        ],
+    ),
 )
-@pytest.mark.parametrize(("family", "inner", "dtype", "gradients", "contract", "diagnose"), CASES)
 def test_no_gradient_leaves_the_gpu_and_the_host_reads_predicates_alone(
     family, inner, dtype, gradients, contract, diagnose
 ):

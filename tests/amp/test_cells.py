@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tests import numerics, strategies
+from tests.cases import MODES, combinations
 from tf_lossscale import LossScaleOptimizer, amp
 
 pytestmark = pytest.mark.wide("training cells in more situations")
@@ -234,11 +235,13 @@ def test_a_cell_of_several_replicas_that_is_called_outside_of_run_says_so_and_ch
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.table("True-mirrored_2-function", "False-mirrored_2-eager", every=1)
 @pytest.mark.first
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("name", ["one_device", "mirrored_2"])
-@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize(
+    ("drop", "name", "compiled"),
+    combinations(
+        [True, False], ["one_device", "mirrored_2"], MODES, usual=["True-mirrored_2-function", "False-mirrored_2-eager"]
+    ),
+)
 def test_a_cell_runs_in_replicas_and_all_of_them_see_an_overflow_of_one(name, compiled, drop):
     strategy = strategies.get(name)
     with strategy.scope():

@@ -340,20 +340,6 @@ def test_a_training_cell_is_trained_by_the_model(keras, kind, capsys):
         trained.eval(data)
 
 
-def test_a_cell_of_the_users_own_moves_the_weights_in_a_model():
-    class Doubled(amp.TrainOneStepCell):
-        def construct(self, *inputs):
-            loss, gradients = self.loss_and_gradients(*inputs)
-            self.update([2 * gradient for gradient in gradients])
-            return loss
-
-    model, _ = squares(tf.keras)
-    network = amp.WithLossCell(model, tf.keras.losses.MeanSquaredError())
-    batch = tf.data.Dataset.from_tensors((tf.fill((1, 1), 3.0), tf.zeros((1, 1))))
-    amp.Model(Doubled(network, tf.keras.optimizers.SGD(0.01), 16.0)).train(1, batch)
-    assert float(model.weights[0][0, 0]) == pytest.approx(1 - 0.01 * 2 * 18)
-
-
 def cell_of(keras, kind="TrainOneStepWithLossScaleCell", layer=None):
     model = layer or keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     network = amp.WithLossCell(model, keras.losses.MeanSquaredError())

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 from absl import logging
 
+from tests.cases import MODES, combinations, named
 from tf_lossscale import LossScaleOptimizer, amp
 
 pytestmark = pytest.mark.wide("managers of a user's own in more situations")
@@ -77,17 +78,21 @@ MANAGERS = {
 }
 
 
-@pytest.mark.table(
-    "SGD0-function-answer",
-    "SGD1-eager-cell",
-    "SGD1-eager-unchanged",
-    "SGD1-eager-numbers",
-    "SGD1-eager-derived",
-    every=1,
+@pytest.mark.parametrize(
+    ("make", "compiled", "name"),
+    combinations(
+        named({"keras3": tf.keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}),
+        MODES,
+        MANAGERS,
+        usual=[
+            "keras3-function-answer",
+            "legacy-eager-cell",
+            "legacy-eager-unchanged",
+            "legacy-eager-numbers",
+            "legacy-eager-derived",
+        ],
+    ),
 )
-@pytest.mark.parametrize("name", MANAGERS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
 def test_a_manager_of_ones_own_moves_the_scale_and_has_it(make, compiled, name):
     new, scales, skips = MANAGERS[name]
     manager = new()

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
+from tests.cases import combinations
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer
 
@@ -41,8 +42,7 @@ def written(folder):
     return tags
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_fits_history_bar_and_csv_have_the_scale_and_the_skips(family, tmp_path, capsys):
     path = tmp_path / "log.csv"
     callbacks = [LossScaleMonitor(), family.keras.callbacks.CSVLogger(str(path))]
@@ -113,8 +113,7 @@ def test_without_a_frequency_batches_are_not_waited_for(family):
     assert LossScaleMonitor(update_freq=3)._implements_train_batch_hooks()
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path):
     monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
     fit(family, data(6, bad=[0, 3]), [monitor])

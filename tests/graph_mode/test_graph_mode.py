@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
+from tests.cases import combinations
 from tests.families import FAMILIES
 from tests.graph_mode import one_device, programs
 
@@ -41,9 +42,12 @@ def test_programs_train_as_with_the_original_or_say_what_to_do(mode):
     assert failed == {"new"}
 
 
-@pytest.mark.table("tf1-minimize_in_a_session", every=1)
-@pytest.mark.parametrize("program", [programs.minimize_in_a_session, programs.two_replicas], ids=lambda p: p.__name__)
-@pytest.mark.parametrize("family", ["legacy", "tf1"])
+@pytest.mark.parametrize(
+    ("family", "program"),
+    combinations(
+        ["legacy", "tf1"], [programs.minimize_in_a_session, programs.two_replicas], usual=["tf1-minimize_in_a_session"]
+    ),
+)
 def test_in_a_graph_too(family, program):
     optimizer = "SGD" if family == "legacy" else "Momentum"
     original = programs.outcome(family, optimizer, program)

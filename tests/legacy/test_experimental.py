@@ -297,23 +297,6 @@ def test_configs_of_newer_versions_are_read(family):
         assert made.dynamic_growth_steps == arguments.get("dynamic_growth_steps")
 
 
-@pytest.mark.parametrize("suffix", ["keras", "h5"])
-def test_saved_models_come_back_with_scale_and_counter(keras, suffix, tmp_path):
-    if keras is tf.keras and suffix == "h5":
-        pytest.skip("Keras 3 cannot go on with an optimizer from an .h5 file")
-    inputs = keras.Input((2,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    optimizer = experimental.LossScaleOptimizer(keras.optimizers.Adam(), legacy.DynamicLossScale(64, 3))
-    model.compile(optimizer, keras.losses.MeanSquaredError())
-    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0)
-    assert (float(optimizer.loss_scale()), int(optimizer.dynamic_counter)) == (128, 1)
-    model.save(tmp_path / f"model.{suffix}")
-    loaded = keras.models.load_model(tmp_path / f"model.{suffix}")
-    assert isinstance(loaded.optimizer, experimental.LossScaleOptimizer)
-    assert (float(loaded.optimizer.loss_scale()), int(loaded.optimizer.dynamic_counter)) == (128, 1)
-    loaded.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
-
-
 @pytest.mark.first
 @families
 def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
@@ -332,18 +315,6 @@ def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path)
 
 
 # TF1 graphs. -------------------------------------------------------------------------------------------------------
-
-
-def test_a_session_initialises_the_scale_with_the_global_variables():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("v", initializer=1.0, use_resource=True)
-        optimizer = experimental.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5), "dynamic")
-        train = optimizer.minimize(lambda: variable * 1.0, [variable])
-        names = {v.op.name.split("/")[-1] for v in tf.compat.v1.global_variables()}
-        assert {"current_loss_scale", "good_steps"} <= names
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(train)
-        assert session.run([variable, optimizer.loss_scale(), optimizer.iterations]) == [0.5, 2**15, 1]
 
 
 # Policies. ------------------------------------------------------------------------------------------------------------

@@ -475,7 +475,6 @@ def compiled(keras, set_policy, policy, optimizer="sgd"):
     return model
 
 
-@pytest.mark.table("tf_keras-set_policy", every=1)
 @pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
 def test_what_compile_makes_is_ours(keras, set_by):
     module = keras.mixed_precision.experimental if set_by == "set_policy" else keras.mixed_precision
@@ -586,21 +585,6 @@ def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_o
 # What else old code does around the names. ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("enable", ["tf.train.experimental", "tf.compat.v1.train.experimental", "tf1.mixed_precision"])
-def test_a_graph_rewrite_called_for_its_side_effect_has_it(installed, enable):
-    for optimizer in (
-        tf.keras.optimizers.SGD(0.0),
-        tf_keras.optimizers.Adam(),
-        tf1.train.GradientDescentOptimizer(0.0),
-    ):
-        dummy_op = eval(enable).enable_mixed_precision_graph_rewrite(optimizer, tf.train.experimental.FixedLossScale(1))
-        assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"] is True
-        assert isinstance(dummy_op, tf_lossscale.LossScaleOptimizer)
-        assert float(dummy_op.get_scaled_loss(tf.constant(2.0))) == 2
-        eval(enable).disable_mixed_precision_graph_rewrite()
-        assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"] is False
-
-
 def test_the_result_of_a_graph_rewrite_is_not_wrapped_again_by_compile(installed):
     optimizer = tf.train.experimental.enable_mixed_precision_graph_rewrite(tf.keras.optimizers.SGD(0.5))
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
@@ -617,26 +601,6 @@ def test_contrib_s_names_wrap_an_optimizer_of_tensorflow_1(installed):
     optimizer.apply_gradients([(tf.constant(float("inf")), variable)])
     assert (float(variable), float(manager.get_loss_scale())) == (1.0, pytest.approx(1024 * 0.8))
     assert [name for name in dir(tf.contrib) if not name.startswith("_")] == ["mixed_precision"]
-
-
-def test_a_state_class_of_a_private_module_is_honoured(installed):
-    from tensorflow.python.keras.mixed_precision.loss_scale_optimizer import _DynamicLossScaleState
-
-    class Revised(_DynamicLossScaleState):
-        updates = 0
-
-        def update(self, grads):
-            Revised.updates += 1
-            return super().update(grads)
-
-    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
-    optimizer._loss_scale = Revised(64.0, 1, 4.0)
-    variable = tf.Variable(1.0)
-    for gradient, value, scale in ((float("nan"), 1.0, 16.0), (1.0, 0.5, 64.0)):
-        optimizer.scale_loss(0.0)
-        optimizer.apply_gradients([(tf.constant(gradient) * optimizer.loss_scale, variable)])
-        assert (float(variable), float(optimizer.loss_scale)) == (value, scale)
-    assert Revised.updates == 2
 
 
 def test_a_subclass_that_divides_elsewhere_keeps_its_own_ways(installed):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
+from tests.cases import combinations
 from tests.optimizers import recorded
 
 # Relative to the largest number of a tensor, then or before. An error of a step stays in the parameter and the steps do
@@ -16,7 +17,7 @@ FLOAT32, FLOAT64 = 2e-6, 1e-12
 FLOAT16 = 2.0**-10
 FLOAT16_STATE = 2.0**-9
 
-stacking = pytest.mark.parametrize("foreach", [False, True], ids=["one_by_one", "foreach"])
+STACKING = {"one_by_one": False, "foreach": True}
 
 
 def compiled_step(optimizer):
@@ -46,15 +47,20 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
                 assert numerics.difference(states[when][shape][name], recorded.array(value)) <= state_tolerance, name
 
 
-@pytest.mark.table(
-    "keras3-some_none-one_by_one",
-    "tf_keras-zero_params-foreach",
-    "tf_keras-huge_grads-one_by_one",
-    "keras3-zero_grads_eps0-one_by_one",
-    every=7,
+@pytest.mark.parametrize(
+    ("make", "name", "foreach"),
+    combinations(
+        recorded.LIBRARIES,
+        recorded.RECORDED["trajectories"],
+        STACKING,
+        usual=[
+            "keras3-some_none-one_by_one",
+            "tf_keras-zero_params-foreach",
+            "tf_keras-huge_grads-one_by_one",
+            "keras3-zero_grads_eps0-one_by_one",
+        ],
+    ),
 )
-@stacking
-@pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):
     trajectory = recorded.RECORDED["trajectories"][name]
     run = recorded.run(make, trajectory, foreach=foreach)
@@ -89,7 +95,7 @@ def test_recorded_trajectories_are_followed_compiled(make, name):
 
 
 @pytest.mark.wide("repeats the recorded steps in another arithmetic")
-@stacking
+@pytest.mark.parametrize("foreach", STACKING.values(), ids=STACKING)
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "state_tolerance"),
     [("float64", FLOAT64, FLOAT64), ("float16", FLOAT16, FLOAT16_STATE)],

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
+from tests.cases import MODES, combinations
 from tests.families import ALL_FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
@@ -124,9 +125,7 @@ def test_stateless_apply_says_that_keras_does_not_have_it_on_tensorflow():
     assert float(weight) == 1.0
 
 
-@pytest.mark.table("function-keras3", every=1)
-@all_families
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(("compiled", "family"), combinations(MODES, ALL_FAMILIES, usual=["function-keras3"]))
 def test_an_inner_optimizer_can_be_wrapped_again_once_its_wrapper_is_gone(family, compiled):
     inner, weight = family.sgd(), tf.Variable(1.0)
 
