@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from tests import strategies
-from tests.families import Family
 
 
 def named(values):
@@ -17,7 +16,7 @@ MODES = named({"eager": False, "function": True})
 
 
 def _id(value):
-    return getattr(value, "__name__", None) or (value.name if isinstance(value, Family) else str(value))
+    return getattr(value, "__name__", None) or getattr(value, "name", None) or str(value)
 
 
 def _param(case):

@@ -254,7 +254,7 @@ def weight_after_a_step(optimizer):
 """
 
 
-@pytest.mark.wide("starts a process")
+@pytest.mark.slow
 def test_with_the_legacy_environment_variable_the_optimizers_of_tf_keras_are_wrapped():
     code = f"""
 import tensorflow as tf, tf_lossscale

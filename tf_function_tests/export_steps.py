@@ -12,25 +12,24 @@ import pathlib
 
 import numpy as np
 
-from tf_function_tests.steps import WRAPPERS, Convnet, ManyShapes, ResNet, ResNetShapes, Run, Step, Transformer, Update
-from tf_function_tests.steps import repeated
+from tf_function_tests import steps
 
 FAMILIES = ("keras3", "tf_keras", "tf_keras_legacy")
 STEPS = {
-    **{family: (Step, family) for family in FAMILIES},
-    "convnet": (Convnet, "keras3"),
-    "transformer": (Transformer, "tf_keras"),
-    "update": (Update, "keras3"),
-    "run": (Run, "keras3"),
+    **{family: (steps.Step, family) for family in FAMILIES},
+    "convnet": (steps.Convnet, "keras3"),
+    "transformer": (steps.Transformer, "tf_keras"),
+    "update": (steps.Update, "keras3"),
+    "run": (steps.Run, "keras3"),
 }
 # Kind -> scale, the batch's elements that are NaN.
 KINDS = {"finite": (2.0**10, ()), "overflow": (2.0**30, ())}
 # An element of the batch is in one gradient of `Update`.
 KINDS_OF_UPDATE = {"finite": (2.0**10, ()), "first NaN": (2.0**10, (0,)), "last NaN": (2.0**10, (1,))}
 TIMED = {
-    "update of 200 x 1k": repeated(ManyShapes, 100),
-    "update of ResNet-50": repeated(ResNetShapes, 100),
-    "step of ResNet-50": repeated(ResNet, 10),
+    "update of 200 x 1k": steps.repeated(steps.ManyShapes, 100),
+    "update of ResNet-50": steps.repeated(steps.ResNetShapes, 100),
+    "step of ResNet-50": steps.repeated(steps.ResNet, 10),
 }
 
 
@@ -50,10 +49,11 @@ def write_compared(directory):
 def write_timed(directory):
     """Writes `WORKLOAD, WRAPPER.stablehlo`, and the arguments' types in a .json file."""
     for workload, kind_of_step in TIMED.items():
-        for wrapper in WRAPPERS:
+        for wrapper in steps.WRAPPERS:
             step, name = kind_of_step("tf_keras", wrapper), f"{workload}, {wrapper}"
             (directory / f"{name}.stablehlo").write_text(step.stablehlo())
-            types = [[value.shape, value.dtype.name, None if value.ndim else value.item()] for value in step.values(2.0**10)]
+            values = step.values(2.0**10)
+            types = [[value.shape, value.dtype.name, None if value.ndim else value.item()] for value in values]
             (directory / f"{name}.json").write_text(json.dumps(types))
 
 

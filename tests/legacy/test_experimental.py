@@ -243,33 +243,6 @@ def test_a_subclass_passes_its_arguments_on(family):
     assert float(variable) == 1.0 - 3 * 0.5
 
 
-@families
-def test_a_class_derived_from_that_of_an_instance_is_made_from_its_config(family):
-    """As Horovod does: the class of the instance, a constructor that takes what the config holds."""
-
-    class Distributed:
-        _HAS_AGGREGATE_GRAD = True
-
-        def __init__(self, **kwargs):
-            self._name = "Distributed"
-            super(self.__class__, self).__init__(**kwargs)
-            self.unscaled = 0
-
-        def get_unscaled_gradients(self, grads):
-            self.unscaled += 1
-            return super(self.__class__, self).get_unscaled_gradients(grads)
-
-    optimizer = experimental.LossScaleOptimizer(family.sgd(), "dynamic")
-    members = {key: value for key, value in vars(Distributed).items() if key not in ("__dict__", "__weakref__")}
-    cls = type(optimizer.__class__)(optimizer.__class__.__name__, (optimizer.__class__,), members)
-    made = cls.from_config(optimizer.get_config())
-    assert type(made) is cls
-    assert cls.__name__ == "LossScaleOptimizer"
-    variable = tf.Variable(1.0)
-    step(made, variable, 1.0)
-    assert (made.unscaled, float(variable)) == (1, 0.5)
-
-
 # Configs and files. ---------------------------------------------------------------------------------------------------
 
 

@@ -627,24 +627,6 @@ def test_a_subclass_that_divides_elsewhere_keeps_its_own_ways(installed):
     assert isinstance(optimizer, Transformed)
 
 
-def test_a_subclass_made_from_a_library_given_as_a_parameter_works(installed):
-    def create(keras, name):
-        class _Distributed(keras.mixed_precision.experimental.LossScaleOptimizer):
-            _HAS_AGGREGATE_GRAD = True
-
-            def __init__(self, **kwargs):
-                self._name = name
-                super().__init__(**kwargs)
-
-        return _Distributed
-
-    for keras in (tf.keras, tf_keras):
-        made = create(keras, "mine")(optimizer=keras.optimizers.SGD(0.5), loss_scale="dynamic")
-        again = type(made).from_config(made.get_config())
-        assert float(again.loss_scale()) == 2**15
-        assert isinstance(again, tf_lossscale.LossScaleOptimizer)
-
-
 def test_fit_under_the_installation_warns_of_no_name_that_the_user_did_not_write(installed, recwarn, caplog):
     model = compiled(tf.keras, tf.keras.mixed_precision.experimental.set_policy, "mixed_float16")
     model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)

@@ -68,7 +68,7 @@ def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.slow
 @pytest.mark.parametrize("ulps", [-2, 2])
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rounded_otherwise(name, ulps, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rou
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wd", "some_none", "nonfinite", "huge_grads"])
 def test_recorded_trajectories_are_followed_compiled(make, name):
     trajectory = recorded.RECORDED["trajectories"][name]
@@ -94,7 +94,7 @@ def test_recorded_trajectories_are_followed_compiled(make, name):
     assert_follows(run, trajectory["initial"], expected, state, FLOAT32, FLOAT32)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.slow
 @pytest.mark.parametrize("foreach", STACKING.values(), ids=STACKING)
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "state_tolerance"),
@@ -145,7 +145,7 @@ def test_a_recorded_group_of_two_dtypes_is_followed_with_the_eps1_that_pytorch_u
             assert difference <= tolerance, (shape, step)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
 def test_half_types_stay_within_two_spacings_of_the_float32_trajectory_for_ten_steps(make, dtype, bound):
     trajectory = {"kwargs": {"lr": 0.05, "eps": [1e-3, 1e-3]}, "initial": "a", "gradients": "A"}

@@ -124,7 +124,7 @@ def test_a_name_is_that_of_keras_3s_wrapper_and_of_tf_keras_inner_optimizer(fami
 )
 def test_variables_are_finalized_without_being_named(family, compiled):
     found = []
-    for named in (False, True):
+    for is_named in (False, True):
         weight = tf.Variable([3.0])
         optimizer = LossScaleOptimizer(family.sgd(use_ema=True, ema_momentum=0.5))
         with pytest.raises(ValueError, match=r"finalize_variable_values\(\) without variables"):
@@ -133,7 +133,7 @@ def test_variables_are_finalized_without_being_named(family, compiled):
         step = tf.function(step) if compiled else step
         for _ in range(3):
             step()
-        optimizer.finalize_variable_values(*([[weight]] if named else []))
+        optimizer.finalize_variable_values(*([[weight]] if is_named else []))
         found.append(weight.numpy().item())
     assert found[0] == found[1] != 1.5, "without the average, three steps lead to 1.5"
 
