@@ -38,7 +38,7 @@ test-exhaustive: $(VENV)/.test
 
 ## Run lint, the type check, the core tests, and the contract tests of the optimizers of FAMILY=keras3.
 quick: lint
-	$(PYTEST) -m "not slow and not ($(ON_DEMAND))" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
+	$(PYTEST) -m "not ($(ON_DEMAND))" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
 		tests/core tests/test_families.py tf_function_tests/test_promises.py
 FAMILY := keras3
 

@@ -29,7 +29,10 @@ def why_not(*modules):
     return None
 
 
-CASES = [*(pytest.param(family, Step, id=family) for family in ALL_IDS), pytest.param("keras3", SharedStep, id="shared")]
+CASES = [
+    *(pytest.param(family, Step, id=family) for family in ALL_IDS),
+    pytest.param("keras3", SharedStep, id="shared"),
+]
 
 
 @pytest.mark.parametrize(("family", "kind"), combinations(CASES, usual=["keras3", "tf1"], others=pytest.mark.slow))

@@ -9,8 +9,6 @@ from absl import logging
 from tests.cases import MODES, combinations, named
 from tf_lossscale import LossScaleOptimizer, amp
 
-pytestmark = pytest.mark.wide("managers of a user's own in more situations")
-
 
 class Thirds(amp.LossScaleManager):
     """By numbers alone."""
@@ -195,12 +193,12 @@ def test_an_attribute_with_the_name_of_a_method_is_an_error_that_names_it(name):
     LossScaleOptimizer(optimizer, loss_scale=Thirds())
 
 
-@pytest.mark.first
 def test_a_manager_is_no_manager_without_its_two_methods():
     with pytest.raises(TypeError, match="abstract"):
         amp.LossScaleManager()
 
 
+@pytest.mark.slow
 def test_a_model_trains_with_a_manager_of_ones_own_and_its_monitor_sees_a_fixed_scale_overflow(capsys):
     x = np.ones((8, 2), "float32")
     x[4:] = np.inf

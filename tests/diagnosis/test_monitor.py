@@ -12,8 +12,6 @@ from tests.cases import combinations
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer
 
-pytestmark = pytest.mark.wide("the monitor in each of Keras's ways to report")
-
 
 def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, steps_per_execution=1, **kwargs):
     keras = family.keras
@@ -88,6 +86,7 @@ def test_without_tensorboard_the_error_comes_before_training_and_says_what_to_do
     assert history["skipped_steps"] == [0]
 
 
+@pytest.mark.slow
 @families
 @pytest.mark.parametrize(
     ("update_freq", "steps_per_execution", "bad", "expected"),
@@ -123,6 +122,7 @@ def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path
     assert {step for step, _ in run["loss"]} == {2, 4, 6}
 
 
+@pytest.mark.slow
 @families
 def test_kerass_own_tensorboard_callback_writes_them_too(family, tmp_path):
     callbacks = [LossScaleMonitor(), family.keras.callbacks.TensorBoard(str(tmp_path))]
@@ -130,6 +130,7 @@ def test_kerass_own_tensorboard_callback_writes_them_too(family, tmp_path):
     assert written(tmp_path / "train")["epoch_loss_scale"] == [(0, 32.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "every", "epochs", "is_worth_it"), [(60, 4, 3, True), (60, 6, 1, False), (10, 1, 1, False)]
 )
@@ -142,6 +143,7 @@ def test_too_many_skipped_steps_are_said_once_with_what_to_try(monkeypatch, step
         assert all(part in message for message in said)
 
 
+@pytest.mark.slow
 @families
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "XLA"])
 def test_a_stall_ends_fit_at_the_step_that_was_asked_for(family, jit_compile):

@@ -13,8 +13,6 @@ from tests.cases import combinations
 from tests.families import FAMILIES
 from tests.graph_mode import one_device, programs
 
-pytestmark = pytest.mark.wide("more programs in graph mode")
-
 
 def wrong(found):
     """Return the rows in which ours does not do what the original does, or fails without saying what to do."""
@@ -92,6 +90,7 @@ def with_one_device():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_step_in_a_conditional_is_taken_if_its_condition_holds(with_one_device):
     for name in one_device.OPTIMIZERS:
         # The third call's condition is false, and the fourth step is skipped.

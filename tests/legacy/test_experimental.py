@@ -11,8 +11,6 @@ from tests.families import families
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 
-pytestmark = pytest.mark.wide("the experimental optimizer and policy in more situations")
-
 
 def step(optimizer, variable, gradient):
     loops.step(optimizer, lambda: variable * gradient, [variable])
@@ -21,7 +19,6 @@ def step(optimizer, variable, gradient):
 # The constructor. -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first
 @families
 @pytest.mark.parametrize(
     ("loss_scale", "start", "after_overflow"),
@@ -56,6 +53,7 @@ def test_a_dynamic_loss_scale_that_is_passed_is_used_where_it_stands(family):
     assert float(second.loss_scale()) == float(shared()) == 16
 
 
+@pytest.mark.slow
 @families
 def test_what_was_taken_is_taken_and_what_was_refused_leaves_the_optimizer_free(family):
     inner = family.sgd()
@@ -83,7 +81,6 @@ def test_what_was_taken_is_taken_and_what_was_refused_leaves_the_optimizer_free(
         make(inner, "dynamic")
 
 
-@pytest.mark.first
 @families
 def test_every_generation_finds_the_attributes_it_knows(family):
     inner = family.adam()
@@ -187,6 +184,7 @@ class NotOurs:
         return tf.no_op(), finite
 
 
+@pytest.mark.slow
 @families
 @pytest.mark.parametrize("kind", [lambda: Revised(64), NotOurs])
 @pytest.mark.parametrize("in_function", [False, True])
@@ -259,7 +257,6 @@ def test_configs_with_a_loss_scale_of_ones_own_need_custom_objects(family):
         type(optimizer).from_config({**config, "loss_scale": "dynamic", "bogus": 1})
 
 
-@pytest.mark.first
 @families
 def test_configs_of_newer_versions_are_read(family):
     wrapper = type(experimental.LossScaleOptimizer(family.sgd(), 8))
@@ -270,7 +267,6 @@ def test_configs_of_newer_versions_are_read(family):
         assert made.dynamic_growth_steps == arguments.get("dynamic_growth_steps")
 
 
-@pytest.mark.first
 @families
 def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
     optimizer = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
@@ -293,7 +289,6 @@ def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path)
 # Policies. ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first
 def test_a_policy_carries_the_loss_scale_it_is_given(policies):
     policy = policies.Policy
     auto = policy("mixed_float16")

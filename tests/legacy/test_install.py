@@ -21,8 +21,6 @@ from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.libraries import keras_versions
 
-pytestmark = pytest.mark.wide("the old names in more programs")
-
 
 @pytest.fixture
 def installed():
@@ -124,7 +122,6 @@ def is_ours(value):
     return not isinstance(value, type) or value.__module__.startswith("tf_lossscale.")
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("path", ATTRIBUTES)
 def test_attributes_lead_to_the_names(installed, path):
     place = eval(path)
@@ -132,7 +129,6 @@ def test_attributes_lead_to_the_names(installed, path):
         assert is_ours(getattr(place, name)), name
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("path", IMPORTS)
 def test_imports_lead_to_the_names(installed, path):
     module = importlib.import_module(path)
@@ -180,7 +176,6 @@ def state_of_the_modules():
     return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
 
 
-@pytest.mark.first
 def test_undo_leaves_everything_as_it_was():
     importlib.import_module("tensorflow.keras.mixed_precision")
     importlib.import_module("tensorflow.python.keras.mixed_precision.loss_scale_optimizer")
@@ -209,7 +204,6 @@ def test_undo_leaves_everything_as_it_was():
     assert "contrib" not in dir(tf1)
 
 
-@pytest.mark.first
 def test_installing_twice_is_installing_once():
     before = tf.keras.mixed_precision.LossScaleOptimizer
     installation = tf_lossscale.install()
@@ -240,7 +234,6 @@ def test_what_somebody_else_set_meanwhile_stays():
     del tf.mixed_precision
 
 
-@pytest.mark.first
 def test_a_name_that_a_library_lacks_is_said_and_the_others_are_set(caplog, monkeypatch):
     trainer = pytest.importorskip("keras.src.trainers.trainer", reason="TensorFlow 2.15: its Keras is Keras 2")
     monkeypatch.delattr(trainer, "optimizers")
@@ -383,7 +376,6 @@ def test_every_call_of_the_stable_name_means_what_it_meant(installed, family, ca
     assert float(variable) == 0.5
 
 
-@pytest.mark.first
 @pytest.mark.parametrize(
     ("arguments", "keywords"),
     [
@@ -475,6 +467,7 @@ def compiled(keras, set_policy, policy, optimizer="sgd"):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
 def test_what_compile_makes_is_ours(keras, set_by):
     module = keras.mixed_precision.experimental if set_by == "set_policy" else keras.mixed_precision
@@ -541,6 +534,7 @@ def test_compile_honours_the_policy_that_the_model_was_built_under(keras):
     assert mixed_precision.get_layer_policy(layer) is eight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("set_by", ["experimental.set_policy", "set_global_policy"])
 def test_compile_honours_the_loss_scale_of_every_policy(keras, name, set_by, tmp_path):

@@ -10,8 +10,6 @@ from tests import strategies
 from tf_lossscale import LossScaleOptimizer, legacy
 from tf_lossscale.legacy import contrib
 
-pytestmark = pytest.mark.wide("the old loss scales in graphs, replicas and savers")
-
 train = tf.compat.v1.train
 
 
@@ -87,7 +85,6 @@ def test_variables_answer_as_a_property_and_as_a_call_and_without_a_gradient_get
     assert optimizer.get_slot(unused, "momentum") is None
 
 
-@pytest.mark.first
 def test_checkpoints_have_the_names_of_tensorflow_1_and_bare_ones_are_read(tmp_path):
     def trained(optimizer):
         weight = tf.Variable([1.0, 2.0], name="w")
@@ -146,7 +143,6 @@ def test_tensorflow_1_optimizers_sum_dense_and_sparse_gradients_once_over_the_re
 ORIGINAL = tf.compat.v1.mixed_precision
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("name", ["none", "one_device", "mirrored_1", "mirrored_2", "central_storage"])
 def test_a_loss_scale_is_printed_as_the_original_under_every_strategy(name):
     strategy = strategies.get(name)

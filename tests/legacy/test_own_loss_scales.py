@@ -10,8 +10,6 @@ from tf_lossscale import LossScaleOptimizer, amp, legacy
 from tf_lossscale.core import loss_scale as state
 from tf_lossscale.legacy import contrib, experimental
 
-pytestmark = pytest.mark.wide("loss scales of a user's own in each old wrapper")
-
 train = tf.compat.v1.train
 
 
@@ -194,7 +192,6 @@ def test_contribs_manager_raises_what_it_raised_and_names_the_argument(arguments
         legacy.ExponentialUpdateLossScaleManager(**{"init_loss_scale": 8, "incr_every_n_steps": 2, **arguments})
 
 
-@pytest.mark.first
 def test_what_is_no_loss_scale_is_said_to_be_none():
     for value in (tf.constant(8.0), np.array([1, 2]), b"dynamic", object):
         with pytest.raises(ValueError, match="Could not interpret"):

@@ -12,8 +12,6 @@ from tests.families import FAMILIES, families, tf_keras
 from tests.legacy.test_install import fresh, state_of_the_modules
 from tf_lossscale import LossScaleOptimizer
 
-pytestmark = pytest.mark.wide("the class that compile wraps in, in files and other processes")
-
 KERAS3 = FAMILIES[0]
 
 
@@ -86,7 +84,6 @@ def test_an_optimizer_that_is_wrapped_already_stays_as_it_is(ours, family):
         assert model_of(family, wrapper).optimizer is wrapper
 
 
-@pytest.mark.first
 @families
 def test_compile_wraps_only_under_mixed_float16_whenever_the_policy_is_set(family):
     mixed_precision = family.keras.mixed_precision
@@ -111,6 +108,7 @@ def test_auto_scale_loss_false_is_kept(ours):
 # Files. ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader", "writer"),
     combinations(["ours", "Keras's own"], ["ours", "Keras's own"], usual=["ours-Keras's own", "Keras's own-ours"]),
@@ -139,6 +137,7 @@ def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_file_that_tf_keras_s_own_class_wrote_is_loaded_and_one_of_ours_keeps_the_scale(tmp_path):
     family = FAMILIES[1]
     own = model_of(family, family.adam())

@@ -9,8 +9,6 @@ from tests.cases import combinations
 from tests.optimizers.recorded import KERAS, LIBRARIES
 from tf_lossscale import LossScaleOptimizer, optimizers
 
-pytestmark = pytest.mark.wide("Adafactor with each feature of Keras")
-
 
 def data(n=64):
     x = np.random.default_rng(0).normal(size=(n, 4)).astype("float32")
@@ -61,7 +59,6 @@ def test_the_class_by_the_short_name_is_that_of_tensorflows_own_keras():
     assert {"Adafactor", "keras3", "tf_keras"} <= set(dir(optimizers))
 
 
-@pytest.mark.first
 def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library, make):
     variable = tf.Variable(tf.zeros([1000, 500]))
     optimizer = make([variable])
@@ -130,6 +127,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["group", "attribute", "loaded"])
 @pytest.mark.parametrize("option", OTHER)
 def test_an_option_that_a_traced_function_does_not_see_is_said(library, make, option, way, caplog):
@@ -178,7 +176,6 @@ def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(
     assert optimizer.weight_decay == 0.0
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 def test_a_config_makes_an_optimizer_that_takes_the_same_steps(make, keras, grouped):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
@@ -211,6 +208,7 @@ def test_the_config_of_several_groups_needs_a_built_optimizer(make):
         optimizer.get_config()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grouped", "builder", "averaged"),
     combinations(
@@ -299,7 +297,6 @@ def test_groups_of_variables_without_names_are_assigned_by_position(make):
     assert [group["params"][0] is other for group, other in zip(again.param_groups, others[::-1])] == [True, True]
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("added", [False, True], ids=["groups of the constructor", "an added group"])
 def test_a_checkpoint_goes_on_where_it_was(make, tmp_path, added):
 
@@ -329,6 +326,7 @@ def test_a_checkpoint_goes_on_where_it_was(make, tmp_path, added):
     assert int(restored.iterations) == int(optimizer.iterations) == (5 if added else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2", "central_storage"])
 @pytest.mark.parametrize("scaled", [False, True], ids=["bare", "in LossScaleOptimizer"])
 def test_a_step_over_replicas_is_a_step_over_the_whole_batch(make, name, scaled):
@@ -360,7 +358,6 @@ def test_a_step_over_replicas_is_a_step_over_the_whole_batch(make, name, scaled)
     numerics.assert_close(shared.numpy(), alone, 2e-6, tf.ones([4, 3]))
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trace(make, jit_compile):
     a, b = weights(), weights()
@@ -416,6 +413,7 @@ def test_tf_keras_may_compile_the_update_itself():
 
 
 # Keras 3 itself cannot go on with an optimizer from an .h5 file unless it is wrapped.
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
 def test_fit_in_mixed_precision_with_the_loss_scale_learns_and_is_saved(make, keras, suffix, tmp_path):
     model = model_of(keras, "mixed_float16")

@@ -68,7 +68,7 @@ def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ulps", [-2, 2])
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rounded_otherwise(name, ulps, monkeypatch):
