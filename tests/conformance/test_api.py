@@ -251,6 +251,7 @@ EXTREMES = list(replay.once(extremes()))
             "lso_tfkeras221_new-dynamic_growth_steps 1",
             "lso_tf24-alternating at growth 1",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):

@@ -41,6 +41,7 @@ def cases():
             "lso_tfkeras221_new-lso_tfkeras221_new-only_replica_0_nonfinite|adam|dynamic|eager",
             "keras3_lso-lso_tf28-both_sometimes|adam|dynamic|tf.function",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
@@ -90,6 +91,7 @@ STRATEGIES = {
             "lso_tf28-OneDeviceStrategy-constructed in scope",
             "keras3_lso-MirroredStrategy(2 cpus)-constructed in scope",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_a_step_under_each_recorded_strategy(recording, name, made):

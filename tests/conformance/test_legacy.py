@@ -148,6 +148,7 @@ def trace_of(recording, name, mode):
         by_arguments(recordings.load(SCALES[0])["cases"]),
         sorted(set(MODES.values())),
         usual=["period_negative-function", "initial_inf-eager", "defaults-graph_v1", "near_max_3e38-graph"],
+        others=pytest.mark.slow,
     ),
 )
 def test_dynamic_loss_scale_moves_as_all_versions_recorded(names, mode):
@@ -305,6 +306,7 @@ CONTRIB = "contrib_exponential_manager_tf115"
             "decr3-graph",
             "near_floor-eager",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_exponential_managers_move_as_recorded(names, mode):
@@ -377,6 +379,7 @@ def optimizer_trace(case, mode):
             "graph-mixed_p-RMSProp/203/compute_apply",
             "eager-mixed_p-GradientDescent/205/minimize",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mode):

@@ -45,6 +45,7 @@ def make(target, meta):
             "tf1.15.5_mpls_momentum_saver-tf_keras_legacy",
             "tf2.0.4_lso_fixed_adam-tf_keras_legacy",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(name, target):
@@ -95,6 +96,7 @@ def targets(name):
             "tf2.0.4_model_adam_weights_tf-keras3",
             "tf2.1.4_model_adam_weights_tf-keras3",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_a_model_file_of_any_format_goes_on_in_its_own_library_and_in_keras_3(name, target):

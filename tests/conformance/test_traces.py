@@ -93,6 +93,7 @@ def check(recording, name):
             "keras3_lso|sgd|nearmax|D_rare|tape",
             "keras3_lso|adam|floor|E_often|tape",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_traces_agree_with_the_original(recording, name):
@@ -126,6 +127,7 @@ TAKEN_BY_KERAS_3 = [
             "lso_tfkeras221_new|adagrad|g3|I_bursts|minimize_function",
             "lso_tfkeras221_new|sgd|growth0|A_dense|tape",
         ],
+        others=pytest.mark.slow,
     ),
 )
 def test_keras_3_optimizers_take_tensorflow_2s_recorded_steps(recording, name, monkeypatch):
