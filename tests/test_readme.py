@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.defaults.seen import seen
+from tests.terminal.seen import seen
 
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCKS = [

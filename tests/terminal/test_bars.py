@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.defaults.seen import seen
+from tests.terminal.seen import seen
 from tests.families import FAMILIES
 from tf_lossscale.amp import Model, OverflowMonitor
 
