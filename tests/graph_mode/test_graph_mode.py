@@ -99,6 +99,7 @@ def test_a_step_in_a_conditional_is_taken_if_its_condition_holds(with_one_device
         assert with_one_device[f"accumulated {name}"] == [1.0, 0.5, 0.5, 0.0], name
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_after_another_steps_overflow_keeps_the_lower_scale(with_one_device):
     for name in ("two steps", "two steps, control flow v1"):
         assert with_one_device[name] == [2.0**14, 2.0**13, 2.0**12], name

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.cases import combinations
+from tests.cases import combinations, named
 from tests.optimizers import recorded
 
 # Relative to the largest number of a tensor, then or before. An error of a step stays in the parameter and the steps do
@@ -17,7 +17,7 @@ FLOAT32, FLOAT64 = 2e-6, 1e-12
 FLOAT16 = 2.0**-10
 FLOAT16_STATE = 2.0**-9
 
-STACKING = {"one_by_one": False, "foreach": True}
+STACKING = named({"one_by_one": False, "foreach": True})
 
 
 def compiled_step(optimizer):
@@ -50,7 +50,7 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
 @pytest.mark.parametrize(
     ("make", "name", "foreach"),
     combinations(
-        recorded.LIBRARIES,
+        named(recorded.LIBRARIES),
         recorded.RECORDED["trajectories"],
         STACKING,
         usual=[
@@ -95,7 +95,7 @@ def test_recorded_trajectories_are_followed_compiled(make, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("foreach", STACKING.values(), ids=STACKING)
+@pytest.mark.parametrize("foreach", STACKING)
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "state_tolerance"),
     [("float64", FLOAT64, FLOAT64), ("float16", FLOAT16, FLOAT16_STATE)],
