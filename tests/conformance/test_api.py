@@ -155,12 +155,9 @@ def test_hyperparameters_are_read_and_listed_as_in_the_original(recording, optim
         usual=[
             "lso_tf24-adagrad",
             "lso_tf28-sgd_momentum",
-            "lso_tfkeras221_legacy-sgd",
             "lso_tfkeras221_new-adam_clipvalue",
             "keras3_lso-lion",
-            "lso_tf24-sgd_decay",
             "lso_tf28-rmsprop_centered",
-            "lso_tf28-nadam",
         ],
         others=pytest.mark.slow,
     ),

@@ -61,22 +61,6 @@ def fit(model, x, y):
 # What compile makes. --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "family"), combinations(["instance", "string"], FAMILIES, usual=["string-keras3"])
-)
-def test_fit_skips_a_step_that_overflows_and_takes_the_next(ours, family, optimizer):
-    model = model_of(family, "sgd" if optimizer == "string" else family.sgd())
-    assert isinstance(model.optimizer, LossScaleOptimizer)
-    before = model.get_weights()
-    fit(model, *data(overflow_in=3))
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
-    assert float(model.optimizer.loss_scale) == 2.0**14
-    fit(model, *data())
-    assert np.isfinite(model.get_weights()[0]).all()
-    assert (model.get_weights()[0] != before[0]).any()
-
-
 @families
 def test_an_optimizer_that_is_wrapped_already_stays_as_it_is(ours, family):
     own = {"keras3": "optimizers"}.get(family.name, "mixed_precision")
