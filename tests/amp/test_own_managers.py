@@ -135,6 +135,7 @@ def resumed(manager, tmp_path, compiled=False):
     return [*scales, float(optimizer.loss_scale)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_a_manager_of_ones_own_goes_on_from_a_restored_scale(compiled, tmp_path, monkeypatch):
     warnings = []

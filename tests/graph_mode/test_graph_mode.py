@@ -62,6 +62,7 @@ def test_an_optimizer_that_cannot_train_in_a_graph_says_what_to_use(family):
             optimizer.apply_gradients([(tf.constant(1.0), weight)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family.name)
 def test_a_function_in_a_graph_trains_with_each_optimizer(family):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -48,6 +48,7 @@ def test_an_overridden_update_of_a_dynamic_loss_scale_decides():
     assert (weight.numpy(), float(optimizer.loss_scale)) == (-np.inf, 32.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", ["dynamic", legacy.DynamicLossScale(64.0)], ids=["dynamic", "object"])
 def test_one_optimizer_serves_two_graphs_and_needs_the_global_initializer_only(loss_scale):
     optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(0.5, 0.9), loss_scale)
@@ -160,6 +161,7 @@ libraries = pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["origina
 mirrored = pytest.mark.parametrize("devices", [1, 2])
 
 
+@pytest.mark.slow
 @libraries
 @pytest.mark.parametrize("control_flow", ["v2", "v1"])
 def test_an_update_in_a_graph_is_a_tensor_to_evaluate_to_wait_for_and_to_return(library, control_flow):
@@ -226,6 +228,7 @@ def test_an_update_in_a_mirrored_graph_looks_at_all_replicas(library, devices):
     assert moves == [(True, 8), (False, 4), (True, 4), (True, 8), (False, 4)]
 
 
+@pytest.mark.slow
 @libraries
 @mirrored
 def test_an_optimizer_of_tensorflow_1_trains_and_skips_in_a_mirrored_graph(library, devices):

@@ -180,6 +180,7 @@ def test_a_traced_step_calls_its_hooks_in_every_call(make):
     assert len(set(values)) == 4
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_call_a_hook_or_take_its_result_says_so(make, caplog):
     weight = ones()
     optimizer = make([weight])

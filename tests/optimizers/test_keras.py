@@ -84,6 +84,7 @@ def test_a_schedule_is_followed_by_each_group(make, keras):
     assert values[2][1] < values[1][1]
 
 
+@pytest.mark.slow
 def test_callbacks_that_set_the_learning_rate_are_heard_in_fit(make, keras):
     model = model_of(keras)
     model.compile(make(lr=0.1), "mse")

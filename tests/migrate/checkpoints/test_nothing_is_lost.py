@@ -275,6 +275,7 @@ def test_each_value_is_restored_or_named(case, kind, tmp_path):
     require_nothing_lost(case, kind, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "kind"), [("tf_keras", "SavedModel"), ("legacy", "SavedModel"), ("keras3", "keras"), ("tf_keras", "keras")]
 )
