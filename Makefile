@@ -8,7 +8,6 @@ PROCESSES ?= auto
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(PROCESSES) --dist worksteal
 SUITE := tests tf_function_tests
 ON_DEMAND := exhaustive or tpu or gpu
-FIRST := (first or not wide) and not slow
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 # Each test process uses one thread per operation, because other processes use the other cores.
 unit test-all quick: export TF_NUM_INTRAOP_THREADS ?= 1
@@ -28,18 +27,18 @@ test: $(VENV)/.test
 	$(MAKE) -j2 lint doctest
 	$(MAKE) unit
 
-## Run the tests that `make test` leaves out: repetitions in other forms, and slow tests. CI runs both.
+## Run the slow tests, which `make test` leaves out. CI runs both.
 test-all: $(VENV)/.test
-	$(PYTEST) -m "not ($(FIRST)) and not ($(ON_DEMAND))" $(SUITE)
+	$(PYTEST) -m "slow and not ($(ON_DEMAND))" $(SUITE)
 
 ## Repeat tests with all their parameters and with new random examples. CI does not run this target.
 test-exhaustive: $(VENV)/.test
 	$(PYTEST) -m "exhaustive" $(SUITE)
-	$(PYTEST) -m "hypothesis and not slow" --hypothesis-profile new tests
+	$(PYTEST) -m "not slow and not ($(ON_DEMAND))" --hypothesis-profile new $$(grep -rl hypothesis --include='test_*.py' tests)
 
 ## Run lint, the type check, the core tests, and the contract tests of the optimizers of FAMILY=keras3.
 quick: lint
-	$(PYTEST) -m "not slow and not ($(ON_DEMAND))" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
+	$(PYTEST) -m "not ($(ON_DEMAND))" -k "core or ($(FAMILY) and not mirrored_4 and not loop)" \
 		tests/core tests/test_families.py tf_function_tests/test_promises.py
 FAMILY := keras3
 
@@ -55,7 +54,7 @@ doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
 # TensorFlow keeps some memory for each traced function, so these are three runs, each of processes of its own.
-unit: UNIT := $(PYTEST) --durations=20 -o console_output_style=classic -m "$(FIRST) and not ($(ON_DEMAND))"
+unit: UNIT := $(PYTEST) --durations=20 -o console_output_style=classic -m "not slow and not ($(ON_DEMAND))"
 unit: $(VENV)/.test
 	$(UNIT) tests --ignore=tests/wrapper
 	$(UNIT) tests/wrapper

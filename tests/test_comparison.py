@@ -13,6 +13,7 @@ import tf_keras
 
 import tf_lossscale
 from tests import loops, strategies
+from tests.cases import combinations
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 NOT_APPLICABLE = "-"
@@ -302,19 +303,23 @@ def test_the_readme_compares_what_is_tested_here_and_nothing_else():
     assert all(list(row) == [library.title for library in LIBRARIES] for row in cells.values())
 
 
-@pytest.mark.table(
-    "setting_a_hyperparameter-TensorFlow1",
-    "a_fixed_scale-TfKeras",
-    "scaling_by_hand-Keras3",
-    "a_bad_initial_scale-Ours",
-    "a_saved_model-TensorFlow1",
-    "a_nan_in_a_row_that_comes_twice-TensorFlow1",
-    "a_nan_on_the_second_replica_only-TensorFlow1",
-    "an_overflow_that_only_the_scaling_causes-Keras3",
-    every=1,
+@pytest.mark.parametrize(
+    ("row", "library"),
+    combinations(
+        ROWS,
+        LIBRARIES,
+        usual=[
+            "setting_a_hyperparameter-TensorFlow1",
+            "a_fixed_scale-TfKeras",
+            "scaling_by_hand-Keras3",
+            "a_bad_initial_scale-Ours",
+            "a_saved_model-TensorFlow1",
+            "a_nan_in_a_row_that_comes_twice-TensorFlow1",
+            "a_nan_on_the_second_replica_only-TensorFlow1",
+            "an_overflow_that_only_the_scaling_causes-Keras3",
+        ],
+    ),
 )
-@pytest.mark.parametrize("library", LIBRARIES, ids=[library.__name__ for library in LIBRARIES])
-@pytest.mark.parametrize("row", ROWS, ids=[row.__name__ for row in ROWS])
 def test_the_readme_says_what_happens(row, library, tmp_path):
     if library is Torch:
         pytest.importorskip("torch", reason="torch is not needed for anything else: pip install torch to check it")

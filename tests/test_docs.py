@@ -4,9 +4,12 @@ import ast
 import importlib
 import inspect
 import operator
+import os
 import pathlib
 import re
 import runpy
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -105,6 +108,16 @@ def test_the_tree_of_the_architecture_has_every_module_once(folder):
     part = re.search(rf"^ {{{depth}}}{folder.rpartition('/')[2]}/ .*\n((?: {{{depth + 2},}}.*\n)+)", tree, re.MULTILINE)
     listed = re.findall(rf"^ {{{depth + 2}}}(\w+\.py) ", part[1], re.MULTILINE)
     assert sorted(listed) == sorted(p.name for p in (PACKAGE / folder).glob("*.py") if p.name != "__init__.py")
+
+
+@pytest.mark.slow
+def test_the_examples_of_docstrings_work_with_keras_2():
+    # This example prints the name of the module for Keras 3.
+    other = "tf_lossscale/optimizers/__init__.py::tf_lossscale.optimizers"
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", "tf_lossscale", "--deselect", other]
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    run = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:]
 
 
 @pytest.mark.slow

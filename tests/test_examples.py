@@ -63,7 +63,7 @@ def test_make_demo_prints_the_table_and_the_progress_bars_alone(tmp_path):
     assert [line for line in re.split(r"[\r\n]+", ran.stderr) if line.strip() and "/20 [" not in line] == []
 
 
-@pytest.mark.wide("takes seconds")
+@pytest.mark.slow
 def test_the_demo_resumes_bit_for_bit_after_ctrl_c(tmp_path):
     train = demo()["train"]
     globals_ = train.__globals__

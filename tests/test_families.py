@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import loops
+from tests.cases import combinations
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -82,18 +83,22 @@ def wrapped_step(family, optimizer, x, variables, tensors):
     optimizer.apply_gradients(zip(gradients, variables))
 
 
-@pytest.mark.table(
-    "keras3-SGD",
-    "tf1-GradientDescentOptimizer",
-    "sonnet-Momentum",
-    "tf_keras-Lion",
-    "tf_keras_legacy-Adadelta",
-    "tf1-ProximalGradientDescentOptimizer",
-    "tf1-AdagradOptimizer",
-    "tf1-ProximalAdagradOptimizer",
-    every=7,
+@pytest.mark.parametrize(
+    ("family", "name"),
+    combinations(
+        ROWS,
+        usual=[
+            "keras3-SGD",
+            "tf1-GradientDescentOptimizer",
+            "sonnet-Momentum",
+            "tf_keras-Lion",
+            "tf_keras_legacy-Adadelta",
+            "tf1-ProximalGradientDescentOptimizer",
+            "tf1-AdagradOptimizer",
+            "tf1-ProximalAdagradOptimizer",
+        ],
+    ),
 )
-@pytest.mark.parametrize(("family", "name"), ROWS)
 def test_every_optimizer_takes_bit_for_bit_the_same_steps_with_a_power_of_two_scale_as_without(family, name):
     without = train(family, make(family, name), bare_step)
     with_scale = train(family, LossScaleOptimizer(make(family, name), initial_scale=1024.0), wrapped_step)
@@ -249,7 +254,7 @@ def weight_after_a_step(optimizer):
 """
 
 
-@pytest.mark.wide("starts a process")
+@pytest.mark.slow
 def test_with_the_legacy_environment_variable_the_optimizers_of_tf_keras_are_wrapped():
     code = f"""
 import tensorflow as tf, tf_lossscale

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tests.cases import combinations
 from tests.families import FAMILIES, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
@@ -33,9 +34,10 @@ def data(n=64):
     return x, x.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.table("function-keras3", "function-tf_keras_legacy", every=7)
-@families
-@pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
+@pytest.mark.parametrize(
+    ("eagerly", "family"),
+    combinations([False, True], FAMILIES, usual=["False-keras3", "False-tf_keras_legacy"]),
+)
 def test_compile_does_not_wrap_again_and_fit_learns_skips_and_grows(family, eagerly):
     optimizer = LossScaleOptimizer(family.adam(), initial_scale=2.0**30, dynamic_growth_steps=8)
     model = model_of(family)
@@ -101,8 +103,7 @@ def guide_loop(keras, model, optimizer, steps):
         yield model.get_weights(), float(optimizer.loss_scale)
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_the_guides_loop_trains_step_by_step_as_tf_keras_did(family):
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=w.shape).astype("float32") / 2 for w in dense_model(family).get_weights()]

@@ -7,13 +7,15 @@ import tf_keras
 
 import tf_lossscale
 from tests import strategies
+from tests.cases import combinations, named
 
 FINE = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 OVERFLOWING = FINE.copy()
 OVERFLOWING[5] = np.inf
 BOTH = np.concatenate([FINE, OVERFLOWING])
 WAYS = {"eager": lambda step: step, "function": tf.function, "XLA": tf.function(jit_compile=True)}
-libraries = pytest.mark.parametrize("keras", [tf.keras, tf_keras], ids=["keras3", "tf_keras"])
+LIBRARIES = {"keras3": tf.keras, "tf_keras": tf_keras}
+libraries = pytest.mark.parametrize("keras", LIBRARIES.values(), ids=LIBRARIES)
 
 
 def model_of(keras=tf.keras):
@@ -244,10 +246,22 @@ def test_a_variable_of_a_layer_is_restored_wherever_it_is(where, way):
     assert float(written()) == 3.0
 
 
-@libraries
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("passes", ["one", "two", "two functions"])
-@pytest.mark.parametrize("bad", ["generator", "critic"])
+@pytest.mark.parametrize(
+    ("keras", "way", "passes", "bad"),
+    combinations(
+        named(LIBRARIES),
+        WAYS,
+        ["one", "two", "two functions"],
+        ["generator", "critic"],
+        usual=[
+            "keras3-function-two-generator",
+            "tf_keras-eager-two-critic",
+            "keras3-XLA-one-critic",
+            "keras3-function-two functions-critic",
+            "tf_keras-function-two functions-generator",
+        ],
+    ),
+)
 def test_the_step_of_a_gan_restores_both_networks(keras, way, passes, bad):
     if passes == "two functions" and way == "XLA":
         pytest.skip("the functions are compiled as one")

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests import loops
-from tests.families import all_families
+from tests.cases import MODES, combinations
+from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScale, LossScaleOptimizer
 from tf_lossscale.wrapper.contract import Contract
 from tf_lossscale.wrapper.family import Family
@@ -22,9 +23,7 @@ def alive():
     return collections.Counter(cls.__name__ for each in gc.get_objects() for cls in OURS if issubclass(type(each), cls))
 
 
-@pytest.mark.table("keras3-function", every=1)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@all_families
+@pytest.mark.parametrize(("family", "compiled"), combinations(ALL_FAMILIES, MODES, usual=["keras3-function"]))
 def test_wrappers_and_traced_steps_are_freed(family, compiled):
     def make_and_drop():
         weight, optimizer = tf.Variable(1.0), LossScaleOptimizer(family.sgd())

@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from tests.defaults.seen import seen
+from tests.terminal.seen import seen
 
 ROOT = pathlib.Path(__file__).parents[1]
-WIDE = pytest.mark.wide("runs a page that describes what other tests prove")
 BLOCKS = [
-    pytest.param(block, id=f"{path.name}-{i}", marks=() if path.name == "README.md" else WIDE)
+    pytest.param(block, id=f"{path.name}-{i}", marks=() if path.name == "README.md" else pytest.mark.slow)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
     for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL))
 ]

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.families import FAMILIES, IDS, families
+from tests.cases import combinations
+from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer, migrate
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -48,8 +49,7 @@ def assert_goes_on_the_same(model, loaded):
         assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations), i
 
 
-@pytest.mark.table("keras3-keras", "tf_keras_legacy-keras", every=7)
-@pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.parametrize(("family", "kind"), combinations(CASES, usual=["keras3-keras", "tf_keras_legacy-keras"]))
 def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind, tmp_path):
     model = model_of(family)
     train(model, 5)
@@ -67,8 +67,7 @@ def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind,
     assert_goes_on_the_same(model, loaded)
 
 
-@pytest.mark.table("keras3-h5", "tf_keras-keras", every=7)
-@pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.parametrize(("family", "kind"), combinations(CASES, usual=["keras3-h5", "tf_keras-keras"]))
 def test_a_model_that_was_loaded_is_saved_and_loaded_again(family, kind, tmp_path):
     model = model_of(family, hysteresis=3)
     model.train_on_batch(X, Y)
@@ -80,8 +79,7 @@ def test_a_model_that_was_loaded_is_saved_and_loaded_again(family, kind, tmp_pat
     assert (state["loss_scale"], state["dynamic_counter"], state["bad_steps"]) == (64.0, 0, 2)
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_a_checkpoint_after_fit_holds_no_slot_twice_and_goes_on_bit_by_bit(family, tmp_path):
     model, again = model_of(family), model_of(family)
     model.fit(X, Y, batch_size=2, epochs=1, verbose=0)
@@ -112,9 +110,10 @@ def test_a_model_file_of_ours_is_read_by_the_original_under_its_own_name(family,
     assert np.isfinite(loaded.train_on_batch(X, Y))
 
 
-@pytest.mark.table("not_built-keras3", "built-tf_keras_legacy", every=7)
-@families
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not_built"])
+@pytest.mark.parametrize(
+    ("built", "family"),
+    combinations([True, False], FAMILIES, usual=["False-keras3", "True-tf_keras_legacy"]),
+)
 def test_weights_alone_are_loaded_whether_the_optimizer_was_built_or_not(family, built, tmp_path):
     model, loaded = model_of(family), model_of(family)
     train(model, 5)
@@ -131,8 +130,7 @@ def test_weights_alone_are_loaded_whether_the_optimizer_was_built_or_not(family,
     assert all(np.isfinite(weights).all() for weights in loaded.get_weights())
 
 
-@pytest.mark.table("h5", every=1)
-@pytest.mark.parametrize("kind", ["h5", "tf"])
+@pytest.mark.parametrize("kind", combinations(["h5", "tf"], usual=["h5"]))
 def test_in_graph_mode_scale_and_counts_survive_and_go_on_in_a_graph_and_in_eager_mode(kind, tmp_path):
     def state(model):
         return model.optimizer._state()

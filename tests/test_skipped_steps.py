@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tests.cases import combinations, named
 from tests.families import FAMILIES, tf_keras
 from tests.test_families import ROWS as CLASSES
 from tests.test_families import make
@@ -12,8 +13,10 @@ from tf_lossscale import LossScaleOptimizer
 
 KERAS3, TF_KERAS, LEGACY = FAMILIES
 # Of eight steps, those with an overflow.
-SKIPPED = {"first": (0,), "first three": (0, 1, 2), "middle": (2, 5), "first and middle": (0, 3, 5), "all": range(8)}
-skipped = pytest.mark.parametrize("skipped", SKIPPED.values(), ids=SKIPPED)
+SKIPPED = named(
+    {"first": (0,), "first three": (0, 1, 2), "middle": (2, 5), "first and middle": (0, 3, 5), "all": range(8)}
+)
+skipped = pytest.mark.parametrize("skipped", SKIPPED)
 EMA = {"use_ema": True, "ema_momentum": 0.5}
 COMMON = {
     "ema": EMA,
@@ -104,20 +107,24 @@ def with_skipped_steps(optimizer, variables, skipped, contract):
         wrapped_step(optimizer, [gradient * overflow for gradient in gradients], variables, contract)
 
 
-@pytest.mark.table(
-    "apply-all-keras3-Adadelta-nothing",
-    "apply_gradients-first and middle-tf_keras-SGD-schedule",
-    "apply-first-tf_keras_legacy-Adam-decay",
-    "apply-first three-tf_keras-RMSprop-ema",
-    "apply-middle-keras3-Ftrl-ema of accumulated",
-    "apply-all-tf_keras-Lion-weight_decay",
-    "apply_gradients-all-keras3-ScheduleFreeAdamW-accumulation",
-    "apply-all-keras3-Adagrad-overwriting ema",
-    every=40,
+@pytest.mark.parametrize(
+    ("contract", "skipped", "family", "name", "feature"),
+    combinations(
+        CONTRACTS,
+        SKIPPED,
+        ROWS,
+        usual=[
+            "apply-all-keras3-Adadelta-nothing",
+            "apply_gradients-first and middle-tf_keras-SGD-schedule",
+            "apply-first-tf_keras_legacy-Adam-decay",
+            "apply-first three-tf_keras-RMSprop-ema",
+            "apply-middle-keras3-Ftrl-ema of accumulated",
+            "apply-all-tf_keras-Lion-weight_decay",
+            "apply_gradients-all-keras3-ScheduleFreeAdamW-accumulation",
+            "apply-all-keras3-Adagrad-overwriting ema",
+        ],
+    ),
 )
-@pytest.mark.parametrize(("family", "name", "feature"), ROWS)
-@skipped
-@contracts
 def test_every_optimizer_does_the_same_as_one_that_never_saw_the_skipped_steps(
     family, name, feature, skipped, contract
 ):
@@ -152,19 +159,23 @@ def test_optimizers_that_count_their_own_steps_do_not_count_skipped_ones(family,
 # The original's wrapper around tf_keras's optimizers ------------------------------------------------------------
 
 
-@pytest.mark.table(
-    "all-tf_keras-RMSprop-weight_decay",
-    "first-tf_keras_legacy-Adadelta-nothing",
-    "first three-tf_keras_legacy-Adam-decay",
-    "first and middle-tf_keras_legacy-Adamax-schedule",
-    "first three-tf_keras-AdamW-overwriting ema",
-    "first and middle-tf_keras-Adafactor-ema",
-    "all-tf_keras_legacy-Ftrl-decay",
-    "first-tf_keras-Adagrad-nothing",
-    every=20,
+@pytest.mark.parametrize(
+    ("skipped", "family", "name", "feature"),
+    combinations(
+        SKIPPED,
+        [row for row in ROWS if row.values[0] is not KERAS3],
+        usual=[
+            "all-tf_keras-RMSprop-weight_decay",
+            "first-tf_keras_legacy-Adadelta-nothing",
+            "first three-tf_keras_legacy-Adam-decay",
+            "first and middle-tf_keras_legacy-Adamax-schedule",
+            "first three-tf_keras-AdamW-overwriting ema",
+            "first and middle-tf_keras-Adafactor-ema",
+            "all-tf_keras_legacy-Ftrl-decay",
+            "first-tf_keras-Adagrad-nothing",
+        ],
+    ),
 )
-@pytest.mark.parametrize(("family", "name", "feature"), [row for row in ROWS if row.values[0] is not KERAS3])
-@skipped
 def test_skipped_steps_do_what_they_did_in_the_original(family, name, feature, skipped):
     if (family, name) == (TF_KERAS, "Nadam") and set(skipped) & {0, 2, 3}:
         pytest.skip("a difference, which test_nadams_product_is_multiplied_once_in_each_step tests")
@@ -224,19 +235,23 @@ WAYS = {
 }
 
 
-@pytest.mark.table(
-    "first-apply-function-keras3",
-    "middle-apply_gradients-compiled function-keras3",
-    "first-apply-eager-tf_keras",
-    "all-apply_gradients-compiled function-keras3",
-    "first three-apply-compiled function-keras3",
-    "first and middle-apply-compiled function-keras3",
-    every=6,
+@pytest.mark.parametrize(
+    ("skipped", "contract", "way", "family"),
+    combinations(
+        SKIPPED,
+        CONTRACTS,
+        WAYS,
+        FAMILIES[:2],
+        usual=[
+            "first-apply-function-keras3",
+            "middle-apply_gradients-compiled function-keras3",
+            "first-apply-eager-tf_keras",
+            "all-apply_gradients-compiled function-keras3",
+            "first three-apply-compiled function-keras3",
+            "first and middle-apply-compiled function-keras3",
+        ],
+    ),
 )
-@pytest.mark.parametrize("family", FAMILIES[:2], ids=["keras3", "tf_keras"])
-@pytest.mark.parametrize("way", WAYS)
-@contracts
-@skipped
 def test_the_average_of_weights_that_never_change_is_these_weights(family, way, contract, skipped):
     name, call, options = WAYS[way]
     strategy = strategies.get(name) if name else tf.distribute.get_strategy()
@@ -256,9 +271,14 @@ def test_the_average_of_weights_that_never_change_is_these_weights(family, way, 
         np.testing.assert_allclose(copy, [10.0, -2.0], rtol=1e-6)
 
 
-@pytest.mark.table("skipped only-keras3", "skipped first-tf_keras", every=1)
-@pytest.mark.parametrize("family", FAMILIES[:2], ids=["keras3", "tf_keras"])
-@pytest.mark.parametrize("bad_epochs", [1, 2], ids=["skipped first", "skipped only"])
+@pytest.mark.parametrize(
+    ("bad_epochs", "family"),
+    combinations(
+        named({"skipped first": 1, "skipped only": 2}),
+        FAMILIES[:2],
+        usual=["skipped only-keras3", "skipped first-tf_keras"],
+    ),
+)
 def test_a_fit_with_an_average_ends_with_weights_between_those_it_had(family, bad_epochs):
     dense = family.keras.layers.Dense(1, use_bias=False, kernel_initializer=family.keras.initializers.Constant(10.0))
     model = family.keras.Sequential([family.keras.layers.Input((1,)), dense])

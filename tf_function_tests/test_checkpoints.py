@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.families import all_families, families
+from tests.cases import combinations
+from tests.families import ALL_FAMILIES, families
 from tf_function_tests.cell import Cell
 
 
@@ -60,26 +61,28 @@ def trained(tmp_path_factory):
 GOING_ON = (0.25, 1.0, np.nan)
 
 
-@pytest.mark.table(
-    "mirrored_2-tpu-inside-keras3",
-    "mirrored_2-none-outside-tf_keras_legacy",
-    "mirrored_2_apart-mirrored_4-outside-keras3",
-    "mirrored_2-tpu-inside-tf1",
-    every=1,
-)
-@all_families
-@pytest.mark.parametrize("where", ["inside", "outside"])
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("mirrored_2", "none"),
-        ("none", "mirrored_4"),
-        ("mirrored_4", "mirrored_2"),
-        ("mirrored_2_apart", "mirrored_4"),
-        ("mirrored_2", "mirrored_2_apart"),
-        ("central_storage", "mirrored_2"),
-        ("mirrored_2", "tpu"),
-    ],
+    ("before", "after", "where", "family"),
+    combinations(
+        [
+            ("mirrored_2", "none"),
+            ("none", "mirrored_4"),
+            ("mirrored_4", "mirrored_2"),
+            ("mirrored_2_apart", "mirrored_4"),
+            ("mirrored_2", "mirrored_2_apart"),
+            ("central_storage", "mirrored_2"),
+            ("mirrored_2", "tpu"),
+        ],
+        ["inside", "outside"],
+        ALL_FAMILIES,
+        usual=[
+            "mirrored_2-tpu-inside-keras3",
+            "mirrored_2-none-outside-tf_keras_legacy",
+            "mirrored_2_apart-mirrored_4-outside-keras3",
+            "mirrored_2-tpu-inside-tf1",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
 def test_training_goes_on_with_another_number_of_replicas(family, where, before, after, trained):
     old = trained(family, before)

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.cases import combinations
 from tests.families import ALL_IDS
 from tf_function_tests.steps import SharedStep, Step
 
@@ -28,11 +29,13 @@ def why_not(*modules):
     return None
 
 
-CASES = {**{family: (family, Step) for family in ALL_IDS}, "shared": ("keras3", SharedStep)}
+CASES = [
+    *(pytest.param(family, Step, id=family) for family in ALL_IDS),
+    pytest.param("keras3", SharedStep, id="shared"),
+]
 
 
-@pytest.mark.table("keras3", "tf1", every=1)
-@pytest.mark.parametrize(("family", "kind"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("family", "kind"), combinations(CASES, usual=["keras3", "tf1"], others=pytest.mark.slow))
 def test_the_steps_that_are_exported_train_and_skip(family, kind):
     step = kind(family)
     for scale, skipped in ((2.0**10, False), (2.0**30, True)):
@@ -45,7 +48,7 @@ def test_the_steps_that_are_exported_train_and_skip(family, kind):
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize(("family", "kind"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("family", "kind"), CASES)
 def test_the_tpu_compiler_takes_the_step(family, kind, tmp_path):
     if why_not("jax", "libtpu"):
         pytest.skip(why_not("jax", "libtpu"))

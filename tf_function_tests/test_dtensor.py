@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import loops, numerics, strategies
+from tests.cases import MODES, combinations
 from tf_lossscale import LossScaleOptimizer
 
 pytestmark = pytest.mark.skipif(strategies.ROLE is not None, reason="needs the virtual CPUs of a process that is alone")
@@ -50,9 +51,12 @@ def test_every_optimizer_for_a_mesh_is_tested():
     assert [name for name in dir(optimizers) if name[0].isupper()] == NAMES
 
 
-@pytest.mark.table("function-Adagrad", "eager-SGD", "eager-AdamW", "eager-RMSprop", "function-Adadelta", every=7)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    ("compiled", "name"),
+    combinations(
+        MODES, NAMES, usual=["function-Adagrad", "eager-SGD", "eager-AdamW", "eager-RMSprop", "function-Adadelta"]
+    ),
+)
 def test_a_step_on_a_mesh_is_a_step_without_and_nan_on_one_device_skips_it_on_all(name, compiled):
     on_mesh = OnMesh(name, compiled=compiled)
     weight = tf.Variable(START)

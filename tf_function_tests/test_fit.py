@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tests.cases import combinations
 from tests.families import FAMILIES, families
 from tf_function_tests.cell import why_not
 from tf_lossscale import LossScaleOptimizer
@@ -75,9 +76,9 @@ def count(optimizer):
     return int(np.asarray(optimizer.iterations))
 
 
-@pytest.mark.table("mirrored_2-keras3", "none-tf_keras_legacy", every=7)
-@families
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "family"), combinations(STRATEGIES, FAMILIES, usual=["mirrored_2-keras3", "none-tf_keras_legacy"])
+)
 def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family, name):
     if why_not(family, name, "fit"):
         pytest.skip(why_not(family, name, "fit"))
@@ -93,9 +94,10 @@ def test_fit_skips_the_step_of_a_batch_that_overflows_on_the_last_replica(family
     assert count(optimizer) == (3 if family.name == "keras3" else 4)
 
 
-@pytest.mark.table("mirrored_2-keras3", every=7)
-@families
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    combinations([name for name in STRATEGIES if name != "none"], FAMILIES, usual=["mirrored_2-keras3"]),
+)
 def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
     if why_not(family, name, "fit"):
         pytest.skip(why_not(family, name, "fit"))
@@ -106,9 +108,9 @@ def test_fit_learns_under_a_strategy_what_it_learns_without(family, name):
     assert float(mine.optimizer.loss_scale) == scale
 
 
-@pytest.mark.table("one_device-keras3", every=7)
-@families
-@pytest.mark.parametrize("name", ["none", "one_device"])
+@pytest.mark.parametrize(
+    ("name", "family"), combinations(["none", "one_device"], FAMILIES, usual=["one_device-keras3"])
+)
 def test_compiled_fit_in_float16_is_fit(family, name):
     mine = fitted(family, name, *data(4, bad_row=0), jit_compile=True)
     weights, scale = learned_without(family, 0)

@@ -6,11 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale.optimizers
+from tests.cases import combinations
 from tests.families import ALL_FAMILIES
 from tf_function_tests import placement
 from tf_lossscale import LossScaleOptimizer
-
-pytestmark = pytest.mark.wide("where operations would run on a GPU, from the graphs of other tests' steps")
 
 FAMILIES = {family.name: family for family in ALL_FAMILIES}
 OPTIMIZERS = [
@@ -97,14 +96,19 @@ def operations(uses):
     return sorted(use.operation for use in uses)
 
 
-@pytest.mark.table(
-    "keras3-Adam-float64-sparse-unscaled-False",
-    "tf_keras-Adafactor-float32-sparse-scaled-True",
-    "tf1-Adam-bfloat16-dense-unscaled-True",
-    "sonnet-Adam-float16-sparse-unscaled-True",
-    every=7,
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "inner", "dtype", "gradients", "contract", "diagnose"),
+    combinations(
+        CASES,
+        usual=[
+            "keras3-Adam-float64-sparse-unscaled-False",
+            "tf_keras-Adafactor-float32-sparse-scaled-True",
+            "tf1-Adam-bfloat16-dense-unscaled-True",
+            "sonnet-Adam-float16-sparse-unscaled-True",
+        ],
+    ),
 )
-@pytest.mark.parametrize(("family", "inner", "dtype", "gradients", "contract", "diagnose"), CASES)
 def test_no_gradient_leaves_the_gpu_and_the_host_reads_predicates_alone(
     family, inner, dtype, gradients, contract, diagnose
 ):
@@ -126,7 +130,6 @@ def assert_only_predicates_are_read(read, in_every_step):
     assert {use.within for use in later} == {(), ("else_branch",)}, read
 
 
-@pytest.mark.first
 @pytest.mark.parametrize(("family", "inner"), OPTIMIZERS)
 def test_the_host_reads_one_predicate_in_a_step_of_small_gradients(family, inner):
     graph = traced(family, inner, gradients="small")
@@ -139,6 +142,7 @@ def test_the_host_reads_nothing_in_a_step_with_a_fixed_scale(family, inner):
     assert placement.read_by_the_host(traced(family, inner, gradients="dense", dynamic=False, initial_scale=8)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "inner"), OPTIMIZERS)
 def test_xla_has_gpu_kernels_for_the_step_that_it_compiles_there(family, inner):
     graph = traced(family, inner, gradients="dense", compiled=True)

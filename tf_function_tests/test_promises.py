@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import loops, strategies
+from tests.cases import combinations
 from tests.families import ALL_FAMILIES, all_families
 from tf_function_tests.cell import CALLS, Cell, why_not
 from tf_lossscale import LossScaleOptimizer
@@ -35,26 +36,31 @@ def called_in_every_way():
                     yield pytest.param(family, named, call, id=f"{call}-{named}-{family.name}", marks=marks)
 
 
-@pytest.mark.table(
-    "eager-none-keras3",
-    "function-none-keras3",
-    "compiled-none-keras3",
-    "function-mirrored_2-keras3",
-    "function-mirrored_4-keras3",
-    "eager-mirrored_2-tf_keras",
-    "function-mirrored_2-tf_keras_legacy",
-    "function-mirrored_2-tf1",
-    "function-none-sonnet",
-    "eager-none-tf1",
-    "function-mirrored_2_apart-keras3",
-    "function-central_storage-keras3",
-    "function-one_device-tf_keras",
-    "function-tpu-keras3",
-    "dataset_loop-mirrored_2-keras3",
-    "while_loop-mirrored_2-keras3",
-    every=1,
+@pytest.mark.parametrize(
+    ("family", "name", "call"),
+    combinations(
+        called_in_every_way(),
+        usual=[
+            "eager-none-keras3",
+            "function-none-keras3",
+            "compiled-none-keras3",
+            "function-mirrored_2-keras3",
+            "function-mirrored_4-keras3",
+            "eager-mirrored_2-tf_keras",
+            "function-mirrored_2-tf_keras_legacy",
+            "function-mirrored_2-tf1",
+            "function-none-sonnet",
+            "eager-none-tf1",
+            "function-mirrored_2_apart-keras3",
+            "function-central_storage-keras3",
+            "function-one_device-tf_keras",
+            "function-tpu-keras3",
+            "dataset_loop-mirrored_2-keras3",
+            "while_loop-mirrored_2-keras3",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize(("family", "name", "call"), list(called_in_every_way()))
 def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     cell = Cell(family, name, call)
     cell.step(*[0.5] * cell.replicas)
@@ -77,17 +83,21 @@ def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
     assert np.ptp(cell.copies(cell.weight), axis=0).max() == 0
 
 
-@pytest.mark.table(
-    "eager-none-tf_keras",
-    "function-mirrored_2-keras3",
-    "function-mirrored_2-tf1",
-    "compiled-none-tf_keras_legacy",
-    "function-none-sonnet",
-    every=7,
+@pytest.mark.parametrize(
+    ("call", "name", "family"),
+    combinations(
+        ["eager", "function", "compiled"],
+        STRATEGIES,
+        ALL_FAMILIES,
+        usual=[
+            "eager-none-tf_keras",
+            "function-mirrored_2-keras3",
+            "function-mirrored_2-tf1",
+            "compiled-none-tf_keras_legacy",
+            "function-none-sonnet",
+        ],
+    ),
 )
-@all_families
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("call", ["eager", "function", "compiled"])
 def test_a_fixed_scale_that_only_skips_does_so_on_all_replicas(family, name, call):
     config = {"dynamic": False, "initial_scale": 1, "dynamic_growth_steps": None, "skip_nonfinite": True}
     cell = Cell(family, name, call, **config)
@@ -101,16 +111,20 @@ def test_a_fixed_scale_that_only_skips_does_so_on_all_replicas(family, name, cal
     assert np.ptp(before, axis=0).max() == 0
 
 
-@pytest.mark.table(
-    "function-mirrored_2-keras3",
-    "eager-mirrored_2-tf1",
-    "eager-mirrored_2-tf_keras",
-    "function-central_storage-keras3",
-    every=7,
+@pytest.mark.parametrize(
+    ("call", "name", "family"),
+    combinations(
+        ["eager", "function"],
+        SEVERAL,
+        ALL_FAMILIES,
+        usual=[
+            "function-mirrored_2-keras3",
+            "eager-mirrored_2-tf1",
+            "eager-mirrored_2-tf_keras",
+            "function-central_storage-keras3",
+        ],
+    ),
 )
-@all_families
-@pytest.mark.parametrize("name", SEVERAL)
-@pytest.mark.parametrize("call", ["eager", "function"])
 def test_gradients_are_summed_before_the_check_and_before_clipping(family, name, call):
     clips = family.keras is not None and (name, family.name) != ("central_storage", "tf_keras_legacy")  # test_errors.py
     cell = Cell(family, name, call, inner=(lambda: family.sgd(clipnorm=1.0)) if clips else None)
@@ -125,17 +139,21 @@ def test_gradients_are_summed_before_the_check_and_before_clipping(family, name,
         np.testing.assert_allclose(cell.copies(cell.weight)[0], [1 - 0.5 / 2**0.5, -2 - 0.5 / 2**0.5], rtol=1e-6)
 
 
-@pytest.mark.table(
-    "mirrored_2-inside-keras3",
-    "one_device-outside-tf_keras_legacy",
-    "tpu-outside-tf_keras",
-    "one_device-inside-tf1",
-    "one_device-inside-sonnet",
-    every=7,
+@pytest.mark.parametrize(
+    ("name", "where", "family"),
+    combinations(
+        [name for name in STRATEGIES if name != "none"],
+        ["inside", "outside"],
+        ALL_FAMILIES,
+        usual=[
+            "mirrored_2-inside-keras3",
+            "one_device-outside-tf_keras_legacy",
+            "tpu-outside-tf_keras",
+            "one_device-inside-tf1",
+            "one_device-inside-sonnet",
+        ],
+    ),
 )
-@all_families
-@pytest.mark.parametrize("where", ["inside", "outside"])
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "none"])
 def test_a_step_over_replicas_is_a_step_over_the_whole_batch(family, name, where):
     cell = Cell(family, name, "function", where)
     for gradients, state, scale in steps_over_the_whole_batch(family, cell.replicas):
@@ -160,9 +178,14 @@ def steps_over_the_whole_batch(family, replicas):
     return taken
 
 
-@pytest.mark.table("mirrored_2-keras3", "none-tf1", "central_storage-keras3", every=7)
-@all_families
-@pytest.mark.parametrize("name", strategies.here("none", "mirrored_2", "mirrored_2_apart", "central_storage"))
+@pytest.mark.parametrize(
+    ("name", "family"),
+    combinations(
+        strategies.here("none", "mirrored_2", "mirrored_2_apart", "central_storage"),
+        ALL_FAMILIES,
+        usual=["mirrored_2-keras3", "none-tf1", "central_storage-keras3"],
+    ),
+)
 def test_random_overflows_follow_a_plain_model_of_the_state_machine(family, name):
     cell = Cell(family, name, "function", inner=family.sgd, hysteresis=2, growth_factor=4.0, max_scale=4096.0)
     replicas = cell.replicas
@@ -257,16 +280,17 @@ def test_the_compiled_step_keeps_its_conditional_and_calls_no_host(family):
     assert "outfeed" not in program
 
 
-@pytest.mark.table(
-    *(f"none-1-{family.name}" for family in ALL_FAMILIES),
-    *("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1"),
-    every=1,
-)
-@all_families
 @pytest.mark.parametrize(
-    ("name", "conditionals"),
-    # Replicas that cannot meet have one each.
-    [("none", 1), ("mirrored_2", 1), ("central_storage", 1), ("mirrored_2_apart", 2)],
+    ("name", "conditionals", "family"),
+    combinations(
+        [("none", 1), ("mirrored_2", 1), ("central_storage", 1), ("mirrored_2_apart", 2)],
+        ALL_FAMILIES,
+        usual=[
+            *(f"none-1-{family.name}" for family in ALL_FAMILIES),
+            *("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1"),
+        ],
+        others=pytest.mark.slow,
+    ),
 )
 def test_a_step_has_one_conditional_and_no_host_call_and_is_traced_once(family, name, conditionals):
     cell = Cell(family, name, "function")
@@ -298,17 +322,21 @@ def test_a_fixed_scale_builds_no_conditional_and_no_check(family):
     assert not operations & {"If", "StatelessIf", "IsFinite", "L2Loss"}
 
 
-@pytest.mark.table(
-    "mirrored_2-keras3",
-    "none-sonnet",
-    "central_storage-tf_keras",
-    "none-tf1",
-    "none-tf_keras_legacy",
-    "mirrored_2_apart-keras3",
-    every=7,
+@pytest.mark.parametrize(
+    ("name", "family"),
+    combinations(
+        ["none", *SEVERAL],
+        ALL_FAMILIES,
+        usual=[
+            "mirrored_2-keras3",
+            "none-sonnet",
+            "central_storage-tf_keras",
+            "none-tf1",
+            "none-tf_keras_legacy",
+            "mirrored_2_apart-keras3",
+        ],
+    ),
 )
-@all_families
-@pytest.mark.parametrize("name", ["none", *SEVERAL])
 def test_small_gradients_are_summed_together_and_each_goes_to_its_variable(family, name):
     if reason := why_not(family, name, "function"):
         pytest.skip(reason)

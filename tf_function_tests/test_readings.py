@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tests.cases import combinations
 from tests.families import ALL_FAMILIES, FAMILIES
 from tf_function_tests.cell import Cell
 from tf_lossscale import LossScaleOptimizer
@@ -15,8 +16,13 @@ CELLS = [
 ]
 
 
-@pytest.mark.table("keras3-mirrored_2", "keras3-tpu", "keras3-one_device", every=7)
-@pytest.mark.parametrize(("family", "name"), CELLS, ids=[f"{family.name}-{name}" for family, name in CELLS])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    combinations(
+        CELLS,
+        usual=["keras3-mirrored_2", "keras3-tpu", "keras3-one_device"],
+    ),
+)
 def test_an_overflow_on_any_replica_is_counted_once_and_under_its_variable(family, name):
     cell = Cell(family, name, "function", diagnose=True)
     good = [0.5] * cell.replicas
@@ -70,8 +76,13 @@ def test_a_stall_is_warned_of_once_in_eager_mode_across_replicas(caplog):
     assert caplog.text.count("The last 100 steps were all skipped") == 1
 
 
-@pytest.mark.table("keras3-mirrored_2", "keras3-tpu", "keras3-one_device", every=7)
-@pytest.mark.parametrize(("family", "name"), CELLS, ids=[f"{family.name}-{name}" for family, name in CELLS])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    combinations(
+        CELLS,
+        usual=["keras3-mirrored_2", "keras3-tpu", "keras3-one_device"],
+    ),
+)
 def test_a_stall_is_printed_once_by_a_tf_function_for_all_replicas(family, name, capfd):
     if name.endswith("_apart"):
         pytest.skip("replicas that cannot meet are compiled by XLA, and print nothing")

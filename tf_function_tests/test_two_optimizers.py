@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import FAMILIES, IDS
+from tests.cases import combinations
+from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
 pytestmark = pytest.mark.skipif(strategies.ROLE is not None, reason="needs the virtual CPUs of a process that is alone")
@@ -68,10 +69,13 @@ def after_two_good_steps(family, loop):
     return gan.state(0), gan.state(1)
 
 
-@pytest.mark.table("keras3-discriminator", every=7)
-@pytest.mark.parametrize(("which", "bad"), [(0, np.inf), (1, np.nan)], ids=["generator", "discriminator"])
 @pytest.mark.parametrize(
-    ("family", "loop"), [(family, True) for family in FAMILIES] + [(FAMILIES[0], False)], ids=[*IDS, f"{IDS[0]}-eager"]
+    ("family", "loop", "which", "bad"),
+    combinations(
+        [*(pytest.param(family, True, id=family.name) for family in FAMILIES), (FAMILIES[0], False)],
+        [pytest.param(0, np.inf, id="generator"), pytest.param(1, np.nan, id="discriminator")],
+        usual=["keras3-discriminator"],
+    ),
 )
 def test_an_overflow_of_one_network_on_the_second_replica_skips_that_network_alone(family, loop, which, bad):
     gan, other = Gan(family, loop), 1 - which

@@ -44,12 +44,12 @@ def numeric(instructions: str, kernels: int, threads: int) -> Step:
     """
     flags = (f"XLA_FLAGS=--xla_cpu_max_isa={instructions}", f"TF_ENABLE_ONEDNN_OPTS={kernels}")
     command = ("env", *flags, f"TF_NUM_INTRAOP_THREADS={threads}", *PYTEST, "-n", "auto", "--dist", "worksteal")
-    return Step(f"processor {instructions}", (*command, "-m", "not slow and not tpu and not gpu", *NUMERIC))
+    return Step(f"processor {instructions}", (*command, "-m", "not tpu and not gpu", *NUMERIC))
 
 
 STEPS = (
     Step("test", ("make", "test")),
-    Step("the rest of the tests", ("make", "test-all")),
+    Step("slow tests", ("make", "test-all")),
     Step("exhaustive", ("make", "test-exhaustive")),
     numeric("SSE4_2", 0, 1),
     numeric("AVX2", 1, 8),

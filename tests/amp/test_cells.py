@@ -8,9 +8,8 @@ import tensorflow as tf
 from absl import logging
 
 from tests import numerics, strategies
+from tests.cases import MODES, combinations
 from tf_lossscale import LossScaleOptimizer, amp
-
-pytestmark = pytest.mark.wide("training cells in more situations")
 
 OUTPUT, LABEL = np.array([[0.2, 0.8], [0.6, 0.4]], "float32"), np.array([[0.5, 0.5], [0.9, 0.1]], "float32")
 # sum(label * log(label / output)) / 2, and the same with the two exchanged.
@@ -88,7 +87,6 @@ def test_a_loss_whose_names_do_not_contradict_mindspore_takes_the_output_first(l
     assert amp.WithLoss(lambda x: x, loss_fn)(3, 1) == 2
 
 
-@pytest.mark.first
 def test_a_loss_must_be_a_function():
     with pytest.raises(TypeError, match="must be a function"):
         amp.WithLoss(lambda x: x, "mse")
@@ -104,6 +102,7 @@ def test_the_loss_is_computed_in_float32():
     assert float(cell(tf.fill([1, 1], 300.0), tf.zeros([1, 1], tf.bfloat16))) == 90000.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_backbone_is_in_training_mode_until_set_train_says_otherwise(keras, compiled):
     model = network(keras, keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5))
@@ -132,7 +131,6 @@ class ByHand(amp.TrainOneStepCell):
         return loss
 
 
-@pytest.mark.first
 def test_a_cell_with_a_scale_without_one_and_one_that_scales_by_hand_take_the_same_steps(keras, monkeypatch):
     said = []
     monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
@@ -165,7 +163,6 @@ SCALES = {
 }
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("kind", SCALES)
 def test_a_step_with_loss_scale_returns_loss_overflow_and_scale(kind):
     model = network(tf.keras)
@@ -234,11 +231,12 @@ def test_a_cell_of_several_replicas_that_is_called_outside_of_run_says_so_and_ch
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.table("True-mirrored_2-function", "False-mirrored_2-eager", every=1)
-@pytest.mark.first
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("name", ["one_device", "mirrored_2"])
-@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize(
+    ("drop", "name", "compiled"),
+    combinations(
+        [True, False], ["one_device", "mirrored_2"], MODES, usual=["True-mirrored_2-function", "False-mirrored_2-eager"]
+    ),
+)
 def test_a_cell_runs_in_replicas_and_all_of_them_see_an_overflow_of_one(name, compiled, drop):
     strategy = strategies.get(name)
     with strategy.scope():
@@ -331,6 +329,7 @@ def test_a_new_cell_with_the_same_optimizer_does_not_train_a_layer_that_was_froz
     assert last == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "mirrored_2"])
 @pytest.mark.parametrize("way", ["call", "fit"])
 def test_a_cell_adds_the_losses_of_the_layers_as_fit_does(keras, way, name):

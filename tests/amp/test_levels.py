@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.amp.networks import of_tokens
+from tests.cases import combinations
 from tests.conformance import recordings
 from tf_lossscale import amp
-
-pytestmark = pytest.mark.wide("the levels in many kinds of layers")
 
 RECORDED = recordings.load("mindspore_managers")["auto_mixed_precision"]
 
@@ -49,7 +48,6 @@ def lenet(keras):
     )
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "auto"])
 def test_each_layer_of_lenet_computes_in_the_recorded_dtype(keras, level, built):
@@ -119,6 +117,7 @@ def recurrent(keras):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_the_states_of_a_recurrent_layer_have_one_dtype(keras, level):
     for layer, in_half in recurrent(keras):
@@ -162,7 +161,6 @@ def test_each_layer_of_a_nested_network_computes_in_the_recorded_dtype(keras, le
     assert_as_recorded("SeqNet", level, model)
 
 
-@pytest.mark.first
 def test_o0_o1_and_auto_leave_what_was_set_by_hand_and_o2_and_o3_do_not(keras):
     for level, by_hand, norm, dense in (
         ("O0", "bfloat16", "float16", "float32"),
@@ -177,7 +175,6 @@ def test_o0_o1_and_auto_leave_what_was_set_by_hand_and_o2_and_o3_do_not(keras):
         assert [row[2] for row in amp.dtype_table(model)] == [by_hand, by_hand, norm, dense], level
 
 
-@pytest.mark.first
 def test_unknown_levels_and_dtypes_and_bad_networks_are_refused_and_change_nothing():
     dense = tf.keras.layers.Dense(1)
     model = tf.keras.Sequential([dense])
@@ -284,8 +281,9 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
+@pytest.mark.parametrize("level", combinations(["O1", "O2", "O3", "auto"], usual=["O1", "O2"]))
 def test_a_network_of_ones_own_computes_at_every_level_and_as_before_after_the_way_back(keras, level, network):
     model, (x, tolerance) = network(keras), NETWORKS[network]
     full = np.asarray(model(x))
@@ -333,6 +331,7 @@ def test_an_error_of_a_layer_that_mixes_dtypes_itself_names_the_layer_and_to_flo
     model.train(1, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fit", "evaluate", "predict", "Model", "a layer of a Model", "cell"])
 def test_a_level_counts_for_a_model_that_has_already_run(keras, way):
     seen = []

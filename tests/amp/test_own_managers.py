@@ -6,9 +6,8 @@ import tensorflow as tf
 import tf_keras
 from absl import logging
 
+from tests.cases import MODES, combinations, named
 from tf_lossscale import LossScaleOptimizer, amp
-
-pytestmark = pytest.mark.wide("managers of a user's own in more situations")
 
 
 class Thirds(amp.LossScaleManager):
@@ -77,17 +76,21 @@ MANAGERS = {
 }
 
 
-@pytest.mark.table(
-    "SGD0-function-answer",
-    "SGD1-eager-cell",
-    "SGD1-eager-unchanged",
-    "SGD1-eager-numbers",
-    "SGD1-eager-derived",
-    every=1,
+@pytest.mark.parametrize(
+    ("make", "compiled", "name"),
+    combinations(
+        named({"keras3": tf.keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}),
+        MODES,
+        MANAGERS,
+        usual=[
+            "keras3-function-answer",
+            "legacy-eager-cell",
+            "legacy-eager-unchanged",
+            "legacy-eager-numbers",
+            "legacy-eager-derived",
+        ],
+    ),
 )
-@pytest.mark.parametrize("name", MANAGERS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
 def test_a_manager_of_ones_own_moves_the_scale_and_has_it(make, compiled, name):
     new, scales, skips = MANAGERS[name]
     manager = new()
@@ -132,6 +135,7 @@ def resumed(manager, tmp_path, compiled=False):
     return [*scales, float(optimizer.loss_scale)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_a_manager_of_ones_own_goes_on_from_a_restored_scale(compiled, tmp_path, monkeypatch):
     warnings = []
@@ -190,12 +194,12 @@ def test_an_attribute_with_the_name_of_a_method_is_an_error_that_names_it(name):
     LossScaleOptimizer(optimizer, loss_scale=Thirds())
 
 
-@pytest.mark.first
 def test_a_manager_is_no_manager_without_its_two_methods():
     with pytest.raises(TypeError, match="abstract"):
         amp.LossScaleManager()
 
 
+@pytest.mark.slow
 def test_a_model_trains_with_a_manager_of_ones_own_and_its_monitor_sees_a_fixed_scale_overflow(capsys):
     x = np.ones((8, 2), "float32")
     x[4:] = np.inf

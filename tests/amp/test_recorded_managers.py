@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations
 from tests.conformance import recordings
 from tf_lossscale import amp
 
@@ -55,19 +56,23 @@ def test_dynamic_manager_moves_as_recorded(case):
             assert getattr(manager, name) == expected[name][step], (name, step)
 
 
-@pytest.mark.table(
-    "function-f0p5/p30",
-    "eager-floor/all",
-    "function-near_max/none",
-    "function-defaults/p10",
-    "function-f3/bursts",
-    "function-w3/alternate",
-    "function-f1p5/p30",
-    "function-w1/p30",
-    every=1,
+@pytest.mark.parametrize(
+    ("mode", "case"),
+    combinations(
+        ["eager", "function"],
+        cases("dynamic_update_cell"),
+        usual=[
+            "function-f0p5/p30",
+            "eager-floor/all",
+            "function-near_max/none",
+            "function-defaults/p10",
+            "function-f3/bursts",
+            "function-w3/alternate",
+            "function-f1p5/p30",
+            "function-w1/p30",
+        ],
+    ),
 )
-@pytest.mark.parametrize("case", cases("dynamic_update_cell"))
-@pytest.mark.parametrize("mode", ["eager", "function"])
 def test_dynamic_update_cell_moves_as_recorded(case, mode):
     recorded = RECORDED["dynamic_update_cell"][case]
     cell = amp.DynamicLossScaleManager(**recorded["kwargs"]).get_update_cell()

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
+from tests.cases import combinations, named
 
 SETTINGS = hypothesis.settings(max_examples=20, database=None)
 SHAPES = ((2,), (3, 2), ())
@@ -235,8 +236,7 @@ def differs_on_purpose(side, call, parts):
     return call == "from_config" and isinstance(side.optimizer.inner_optimizer, tf_keras.optimizers.Lion)
 
 
-@pytest.mark.table("keras3", every=1)
-@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+@pytest.mark.parametrize("peer", combinations(named(PEERS), usual=["keras3"], others=pytest.mark.slow))
 def test_any_sequence_of_calls_does_what_it_does_on_the_librarys_own_wrapper(peer):
     @SETTINGS
     @hypothesis.given(st.data())

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
+from tests.cases import combinations
 from tests.conformance import recordings, replay
 from tests.conformance.replay import wrap
 
@@ -147,18 +148,20 @@ def test_hyperparameters_are_read_and_listed_as_in_the_original(recording, optim
     assert listed <= set(dir(wrapper))
 
 
-@pytest.mark.table(
-    "lso_tf24-adagrad",
-    "lso_tf28-sgd_momentum",
-    "lso_tfkeras221_legacy-sgd",
-    "lso_tfkeras221_new-adam_clipvalue",
-    "keras3_lso-lion",
-    "lso_tf24-sgd_decay",
-    "lso_tf28-rmsprop_centered",
-    "lso_tf28-nadam",
-    every=1,
+@pytest.mark.parametrize(
+    ("recording", "optimizer"),
+    combinations(
+        HYPERS,
+        usual=[
+            "lso_tf24-adagrad",
+            "lso_tf28-sgd_momentum",
+            "lso_tfkeras221_new-adam_clipvalue",
+            "keras3_lso-lion",
+            "lso_tf28-rmsprop_centered",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize(("recording", "optimizer"), HYPERS, ids=["-".join(h) for h in HYPERS])
 def test_setting_a_hyperparameter_reaches_the_inner_optimizer_where_the_original_did(recording, optimizer):
     recorded = recordings.load(recording)["hyperparameters"][optimizer]
     name, kwargs = recorded["optimizer"]
@@ -235,14 +238,19 @@ def extremes():
 EXTREMES = list(replay.once(extremes()))
 
 
-@pytest.mark.table(
-    "lso_tf24-non-power-of-two start up to overflow",
-    "lso_tf24-initial_scale 1e-45",
-    "lso_tfkeras221_new-dynamic_growth_steps 1",
-    "lso_tf24-alternating at growth 1",
-    every=7,
+@pytest.mark.parametrize(
+    ("recording", "case"),
+    combinations(
+        EXTREMES,
+        usual=[
+            "lso_tf24-non-power-of-two start up to overflow",
+            "lso_tf24-initial_scale 1e-45",
+            "lso_tfkeras221_new-dynamic_growth_steps 1",
+            "lso_tf24-alternating at growth 1",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize(("recording", "case"), EXTREMES, ids=["-".join(e) for e in EXTREMES])
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     recorded = recorded_for(recording)["extremes"][case]
     name, kwargs = recorded["optimizer"]

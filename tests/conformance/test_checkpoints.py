@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations
 from tests.conformance import checkpoints, recordings
 from tests.families import FAMILIES, tf_keras
 from tf_lossscale import LossScaleOptimizer
@@ -38,15 +39,20 @@ def require_that_tensorflow_says_who_wrote(name):
         pytest.skip("TensorFlow 2.15 and 2.16 do not: refused with an error, which is tested")
 
 
-@pytest.mark.table(
-    "tf2.4.4_lso_adam-before the first step",
-    "tf2.2.3_lso_ftrl-into a built optimizer",
-    "tfkeras2.21_new_lso_fixed_adam-before the first step",
-    "keras3.15.1_lso_adam-into a built optimizer",
-    every=1,
+@pytest.mark.parametrize(
+    ("name", "when"),
+    combinations(
+        checkpoints.OF_OPTIMIZERS,
+        ["before the first step", "into a built optimizer"],
+        usual=[
+            "tf2.4.4_lso_adam-before the first step",
+            "tf2.2.3_lso_ftrl-into a built optimizer",
+            "tfkeras2.21_new_lso_fixed_adam-before the first step",
+            "keras3.15.1_lso_adam-into a built optimizer",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize("when", ["before the first step", "into a built optimizer"])
-@pytest.mark.parametrize("name", checkpoints.OF_OPTIMIZERS)
 def test_a_checkpoint_of_the_original_restores_and_training_goes_on(name, when):
     require_that_tensorflow_says_who_wrote(name)
     folder, meta = recordings.checkpoint(name)
@@ -120,11 +126,14 @@ def test_plain_optimizers_and_the_originals_read_what_the_wrapper_saves(tmp_path
             assert int(again.dynamic_counter) == int(optimizer.dynamic_counter)
 
 
-@pytest.mark.table(
-    "tf2.2.3_model_adam_weights_tf", "tf2.0.4_model_adam_weights_tf", "tf2.4.4_model_adam_weights_tf", every=1
+@pytest.mark.parametrize(
+    "name",
+    combinations(
+        [n for n in checkpoints.OF_MODELS if n.endswith("_weights_tf") and n[:3] != "tf1"],
+        usual=["tf2.2.3_model_adam_weights_tf", "tf2.0.4_model_adam_weights_tf", "tf2.4.4_model_adam_weights_tf"],
+        others=pytest.mark.slow,
+    ),
 )
-# Keras of TensorFlow 1.15 does not count skipped steps: its trajectory is another one.
-@pytest.mark.parametrize("name", [n for n in checkpoints.OF_MODELS if n.endswith("_weights_tf") and n[:3] != "tf1"])
 def test_weights_that_the_original_saved_load_into_a_model_with_the_wrapper_and_training_goes_on(name):
     _, meta = recordings.checkpoint(name)
     dense = tf_keras.layers.Dense

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import strategies
+from tests.cases import combinations
 from tests.conformance import recordings, replay
 
 # Keras 3 looks only at the gradient of replica 0 and applies the NaN of another. There, what TensorFlow 2.8 did with
@@ -28,16 +29,20 @@ def cases():
                 yield recording, source, name, recorded
 
 
-@pytest.mark.table(
-    "keras3_lso-lso_tf28-only_replica_1_nonfinite|adam|dynamic|eager",
-    "lso_tf24-lso_tf24-finite_only|adam|fixed|tf.function",
-    "lso_tf24-lso_tf24-only_replica_0_nonfinite|sgd|dynamic|eager",
-    "lso_tf24-lso_tf24-both_nonfinite|sgd|dynamic|eager",
-    "lso_tfkeras221_new-lso_tfkeras221_new-only_replica_0_nonfinite|adam|dynamic|eager",
-    "keras3_lso-lso_tf28-both_sometimes|adam|dynamic|tf.function",
-    every=7,
+@pytest.mark.parametrize(
+    ("recording", "source", "name"),
+    combinations(
+        replay.once(cases()),
+        usual=[
+            "keras3_lso-lso_tf28-only_replica_1_nonfinite|adam|dynamic|eager",
+            "lso_tf24-lso_tf24-finite_only|adam|fixed|tf.function",
+            "lso_tf24-lso_tf24-both_nonfinite|sgd|dynamic|eager",
+            "lso_tfkeras221_new-lso_tfkeras221_new-only_replica_0_nonfinite|adam|dynamic|eager",
+            "keras3_lso-lso_tf28-both_sometimes|adam|dynamic|tf.function",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize(("recording", "source", "name"), list(replay.once(cases())))
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
     recorded = recordings.load(source)["distributed"][name]
     keras3, is_adam = recording == "keras3_lso", recorded["optimizer"][0] != "SGD"
@@ -73,16 +78,21 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.table(
-    "lso_tfkeras221_new-TPUStrategy (fake instance, patched get_strategy)-constructed in scope",
-    "keras3_lso-CentralStorageStrategy(2 cpus)-constructed outside",
-    "lso_tf28-OneDeviceStrategy-constructed in scope",
-    "keras3_lso-MirroredStrategy(2 cpus)-constructed in scope",
-    every=7,
+@pytest.mark.parametrize(
+    ("recording", "name", "made"),
+    combinations(
+        ["lso_tf28", "lso_tfkeras221_new", "keras3_lso"],
+        STRATEGIES,
+        ["constructed in scope", "constructed outside"],
+        usual=[
+            "lso_tfkeras221_new-TPUStrategy (fake instance, patched get_strategy)-constructed in scope",
+            "keras3_lso-CentralStorageStrategy(2 cpus)-constructed outside",
+            "lso_tf28-OneDeviceStrategy-constructed in scope",
+            "keras3_lso-MirroredStrategy(2 cpus)-constructed in scope",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize("made", ["constructed in scope", "constructed outside"])
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("recording", ["lso_tf28", "lso_tfkeras221_new", "keras3_lso"])
 def test_a_step_under_each_recorded_strategy(recording, name, made):
     kind, expected = STRATEGIES[name]
     strategy = strategies.get(kind)

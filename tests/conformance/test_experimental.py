@@ -9,8 +9,6 @@ from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 from tools.record import calls
 
-pytestmark = pytest.mark.wide("the calls and traces of TensorFlow 2.3, which are as in 2.4")
-
 RECORDED = recordings.load("lso_experimental_tf23")
 
 
@@ -18,7 +16,6 @@ def sgd():
     return tf_keras.optimizers.legacy.SGD(0.1)
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("name", calls.EXPERIMENTAL_CONFIGS)
 def test_configs_are_those_of_the_original_and_round_trip(name):
     recorded = RECORDED["configs"][f"get_config, config {name}"]["ok"]

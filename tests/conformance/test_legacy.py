@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tests.cases import combinations
 from tests.conformance import recordings
 from tf_lossscale import legacy
 from tf_lossscale.legacy import contrib
@@ -141,9 +142,15 @@ def trace_of(recording, name, mode):
     return theirs
 
 
-@pytest.mark.table("period_negative-function", "initial_inf-eager", "defaults-graph_v1", "near_max_3e38-graph", every=7)
-@pytest.mark.parametrize("mode", sorted(set(MODES.values())))
-@pytest.mark.parametrize("names", by_arguments(recordings.load(SCALES[0])["cases"]))
+@pytest.mark.parametrize(
+    ("names", "mode"),
+    combinations(
+        by_arguments(recordings.load(SCALES[0])["cases"]),
+        sorted(set(MODES.values())),
+        usual=["period_negative-function", "initial_inf-eager", "defaults-graph_v1", "near_max_3e38-graph"],
+        others=pytest.mark.slow,
+    ),
+)
 def test_dynamic_loss_scale_moves_as_all_versions_recorded(names, mode):
     # The versions were given the same gradients: what we do once is compared with each of them.
     recorded = recordings.load(SCALES[0])
@@ -284,19 +291,20 @@ def test_a_checkpoint_has_the_recorded_keys_and_restores_into_another_config(tmp
 CONTRIB = "contrib_exponential_manager_tf115"
 
 
-@pytest.mark.table(
-    "zero_periods-function",
-    "incr_ratio_below_one-graph",
-    "decr_ratio_above_one-eager",
-    "below_one-graph_v1",
-    "negative_init-eager",
-    "defaults-graph",
-    "decr3-graph",
-    "near_floor-eager",
-    every=7,
+@pytest.mark.parametrize(
+    ("names", "mode"),
+    combinations(
+        by_arguments(recordings.load(CONTRIB)["manager_cases"]),
+        ["eager", "function", "graph", "graph_v1"],
+        usual=[
+            "zero_periods-function",
+            "below_one-graph_v1",
+            "defaults-graph",
+            "near_floor-eager",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize("mode", ["eager", "function", "graph", "graph_v1"])
-@pytest.mark.parametrize("names", by_arguments(recordings.load(CONTRIB)["manager_cases"]))
 def test_exponential_managers_move_as_recorded(names, mode):
     recorded = recordings.load(CONTRIB)
     cases = [recorded["manager_cases"][name] for name in names]
@@ -352,19 +360,21 @@ def optimizer_trace(case, mode):
     return eager if mode == "eager" or fixed else traces["graph"]["ok"]
 
 
-@pytest.mark.table(
-    "function-mixed_p-GradientDescent/200/minimize",
-    "eager-contrib-RMSProp/13/compute_apply",
-    "eager-mixed_p-Adam/206/minimize",
-    "graph_v1-contrib-GradientDescent/10/minimize",
-    "eager-contrib-Momentum/11/minimize",
-    "eager-mixed_p-Adagrad/204/minimize",
-    "graph-mixed_p-RMSProp/203/compute_apply",
-    "eager-mixed_p-GradientDescent/205/minimize",
-    every=7,
+@pytest.mark.parametrize(
+    ("mode", "recording", "part", "name"),
+    combinations(
+        ["eager", "function", "graph", "graph_v1"],
+        optimizer_cases(),
+        usual=[
+            "function-mixed_p-GradientDescent/200/minimize",
+            "graph_v1-contrib-GradientDescent/10/minimize",
+            "eager-contrib-Momentum/11/minimize",
+            "graph-mixed_p-RMSProp/203/compute_apply",
+            "eager-mixed_p-GradientDescent/205/minimize",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize(("recording", "part", "name"), list(optimizer_cases()))
-@pytest.mark.parametrize("mode", ["eager", "function", "graph", "graph_v1"])
 def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mode):
     recorded = recordings.load(recording)
     case = recorded[part][name]

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_lossscale
+from tests.cases import combinations
 from tests.conformance import recordings, replay
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
@@ -234,17 +235,22 @@ def check(family, probe, call, recorded):
     return None
 
 
-@pytest.mark.table(
-    "lso_tfkeras221_legacy-scaling",
-    "lso_tf24-configs",
-    "lso_tfkeras221_new-api_probes",
-    "lso_tf28-warnings",
-    "keras3_lso-errors",
-    *(f"lso_experimental_tf23-{section}" for section in TABLES),
-    every=1,
+@pytest.mark.parametrize(
+    ("family", "section"),
+    combinations(
+        EXPECTED,
+        TABLES,
+        usual=[
+            "lso_tfkeras221_legacy-scaling",
+            "lso_tf24-configs",
+            "lso_tfkeras221_new-api_probes",
+            "lso_tf28-warnings",
+            "keras3_lso-errors",
+            *(f"lso_experimental_tf23-{section}" for section in TABLES),
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize("section", TABLES)
-@pytest.mark.parametrize("family", EXPECTED)
 def test_calls_do_what_the_recorded_ones_did(family, section):
     recorded = recordings.load(EXPECTED[family])[section]
     failures = [

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.cases import combinations
 from tests.conformance import checkpoints, recordings
 from tf_lossscale import LossScaleOptimizer, migrate
 
@@ -29,19 +30,21 @@ def make(target, meta):
     return LossScaleOptimizer(getattr(TARGETS[target], name)(**kwargs), **(config or {"initial_scale": 256.0}))
 
 
-@pytest.mark.table(
-    "tfkeras2.21_new_lso_fixed_adam-keras3",
-    "tfkeras2.21_new_plain_adam_no_wrapper-tf_keras",
-    "tfkeras2.21_legacy_lso_sgd_momentum-tf_keras_legacy",
-    "tfkeras2.21_legacy_lso_fixed_adam-keras3",
-    "tfkeras2.21_legacy_plain_adam_no_wrapper-keras3",
-    "tf2.8.4_plain_adam_no_wrapper-keras3",
-    "tf1.15.5_mpls_momentum_saver-tf_keras_legacy",
-    "tf2.0.4_lso_fixed_adam-tf_keras_legacy",
-    every=7,
+@pytest.mark.parametrize(
+    ("name", "target"),
+    combinations(
+        [*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1],
+        TARGETS,
+        usual=[
+            "tfkeras2.21_new_lso_fixed_adam-keras3",
+            "tfkeras2.21_new_plain_adam_no_wrapper-tf_keras",
+            "tfkeras2.21_legacy_lso_sgd_momentum-tf_keras_legacy",
+            "tf1.15.5_mpls_momentum_saver-tf_keras_legacy",
+            "tf2.0.4_lso_fixed_adam-tf_keras_legacy",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", [*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1])
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(name, target):
     folder, meta = recordings.checkpoint(name)
     optimizer, weights = make(target, meta), checkpoints.variables(meta)
@@ -76,19 +79,19 @@ def targets(name):
     return ["keras3"] if name.startswith("keras3") else ["keras3", own]
 
 
-@pytest.mark.table(
-    "tfkeras2.21_legacy_model_adam_keras-keras3",
-    "tf2.2.3_model_adam_weights_tf-tf_keras_legacy",
-    "tfkeras2.21_new_model_adam_h5-tf_keras",
-    "tf2.0.4_model_adam_savedmodel-tf_keras_legacy",
-    "tf1.15.5_model_adam_weights_tf-tf_keras_legacy",
-    "tf2.8.4_model_adam_h5-tf_keras_legacy",
-    "tf2.0.4_model_adam_weights_tf-keras3",
-    "tf2.1.4_model_adam_weights_tf-keras3",
-    every=7,
-)
 @pytest.mark.parametrize(
-    ("name", "target"), [(name, target) for name in checkpoints.OF_MODELS for target in targets(name)]
+    ("name", "target"),
+    combinations(
+        [(name, target) for name in checkpoints.OF_MODELS for target in targets(name)],
+        usual=[
+            "tfkeras2.21_legacy_model_adam_keras-keras3",
+            "tfkeras2.21_new_model_adam_h5-tf_keras",
+            "tf2.0.4_model_adam_savedmodel-tf_keras_legacy",
+            "tf1.15.5_model_adam_weights_tf-tf_keras_legacy",
+            "tf2.8.4_model_adam_h5-tf_keras_legacy",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
 def test_a_model_file_of_any_format_goes_on_in_its_own_library_and_in_keras_3(name, target):
     _, meta = recordings.checkpoint(name)

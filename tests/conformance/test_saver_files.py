@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations
 from tests.conformance import checkpoints, recordings
 from tf_lossscale import legacy, migrate
 
@@ -44,8 +45,9 @@ class Graph:
             self.check(session, expected, f"step {i}")
 
 
-@pytest.mark.table("tf1.15.5_mpls_adam_checkpoint", every=1)
-@pytest.mark.parametrize("name", checkpoints.OF_TF1)
+@pytest.mark.parametrize(
+    "name", combinations(checkpoints.OF_TF1, usual=["tf1.15.5_mpls_adam_checkpoint"], others=pytest.mark.slow)
+)
 def test_training_goes_on_in_a_graph(name):
     folder, meta = recordings.checkpoint(name)
     path = str(folder / "ckpt")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations
 from tests.conformance import recordings, replay
 
 # These hold the same traces, of the same classes: one of them is replayed.
@@ -78,19 +79,18 @@ def check(recording, name):
                 np.testing.assert_allclose(value, wanted, rtol, rtol, equal_nan=True, err_msg=f"step {step}: {key}")
 
 
-@pytest.mark.table(
-    "lso_tfkeras221_new|sgd|g3|A_dense|tape|var_dtype=float64",
-    "keras3_lso|adam|half15|H_half_range|tape_function|loss_dtype=float16",
-    "lso_tf24|adam_clipvalue|nonpow|B_sparse_none|minimize",
-    "lso_tf24|sgd|fixed0p7|F_dense_finite|minimize_function",
-    "lso_tfkeras221_new|adamw|fixed3|F_finite|tape",
-    "lso_tfkeras221_new|adamax|default|C_overflow_bursts|minimize",
-    "keras3_lso|sgd|nearmax|D_rare|tape",
-    "keras3_lso|adam|floor|E_often|tape",
-    every=7,
-)
 @pytest.mark.parametrize(
-    ("recording", "name"), [case(file, name) for file in FILES for name in recordings.load(file)["traces"]]
+    ("recording", "name"),
+    combinations(
+        [case(file, name) for file in FILES for name in recordings.load(file)["traces"]],
+        usual=[
+            "keras3_lso|adam|half15|H_half_range|tape_function|loss_dtype=float16",
+            "lso_tf24|adam_clipvalue|nonpow|B_sparse_none|minimize",
+            "lso_tfkeras221_new|adamw|fixed3|F_finite|tape",
+            "keras3_lso|sgd|nearmax|D_rare|tape",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
 def test_traces_agree_with_the_original(recording, name):
     check(recording, name)
@@ -109,18 +109,20 @@ TAKEN_BY_KERAS_3 = [
 ]
 
 
-@pytest.mark.table(
-    "lso_tfkeras221_new|sgd|half15|H_half_range|tape_function|loss_dtype=float16",
-    "lso_tfkeras221_new|sgd|g3|A_dense|tape|var_dtype=float64",
-    "lso_tfkeras221_new|adam|default|C_overflow_bursts|minimize",
-    "lso_tfkeras221_new|sgd|fixed0p7|F_dense_finite|minimize_function",
-    "lso_tfkeras221_new|sgd|floor|E_often|tape",
-    "lso_tfkeras221_new|sgd|nearmax|D_rare|tape",
-    "lso_tfkeras221_new|adagrad|g3|I_bursts|minimize_function",
-    "lso_tfkeras221_new|sgd|growth0|A_dense|tape",
-    every=7,
+@pytest.mark.parametrize(
+    ("recording", "name"),
+    combinations(
+        TAKEN_BY_KERAS_3,
+        usual=[
+            "lso_tfkeras221_new|sgd|half15|H_half_range|tape_function|loss_dtype=float16",
+            "lso_tfkeras221_new|sgd|g3|A_dense|tape|var_dtype=float64",
+            "lso_tfkeras221_new|adam|default|C_overflow_bursts|minimize",
+            "lso_tfkeras221_new|sgd|nearmax|D_rare|tape",
+            "lso_tfkeras221_new|adagrad|g3|I_bursts|minimize_function",
+        ],
+        others=pytest.mark.slow,
+    ),
 )
-@pytest.mark.parametrize(("recording", "name"), TAKEN_BY_KERAS_3)
 def test_keras_3_optimizers_take_tensorflow_2s_recorded_steps(recording, name, monkeypatch):
     monkeypatch.setitem(replay.OPTIMIZERS, recording, tf.keras.optimizers)
     check(recording, name)

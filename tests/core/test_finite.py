@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations, named
 from tf_lossscale.core.finite import all_finite
 
 SETTINGS = hypothesis.settings(max_examples=150)
@@ -34,10 +35,15 @@ def checking(compiled):
     return all_finite if compiled is None else tf.function(all_finite, jit_compile=compiled)
 
 
-@pytest.mark.table("eager--inf-float16", "function-nan-bfloat16", "xla-nan-float64", "eager-inf-float32", every=7)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("value", [INF, -INF, NAN])
-@modes
+@pytest.mark.parametrize(
+    ("compiled", "value", "dtype"),
+    combinations(
+        named({"eager": None, "function": False, "xla": True}),
+        [INF, -INF, NAN],
+        DTYPES,
+        usual=["eager--inf-float16", "function-nan-bfloat16", "xla-nan-float64", "eager-inf-float32"],
+    ),
+)
 def test_one_bad_value_anywhere_is_found(dtype, value, compiled):
     check = checking(compiled)
     for place in (0, 500, 999):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
+from tests.cases import combinations
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.core import scaling
 
@@ -76,9 +77,9 @@ def unscaling(mode):
     return WRAPPERS[mode](lambda given, scale: scaling.unscale([given], scale)[0])
 
 
-@pytest.mark.table("float32-function", "bfloat16-eager", "float16-xla", every=7)
-@pytest.mark.parametrize("mode", WRAPPERS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "mode"), combinations(DTYPES, WRAPPERS, usual=["float32-function", "bfloat16-eager", "float16-xla"])
+)
 def test_the_quotient_is_right_at_every_scale_from_one_to_the_largest(dtype, mode):
     values, unscaled = values_of(dtype), unscaling(mode)
     for scale in scales():

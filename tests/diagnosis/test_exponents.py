@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations
 from tests.diagnosis.made import row_of
 from tf_lossscale.diagnosis import exponent_counts, precision_report
 from tf_lossscale.diagnosis.precision import COLUMNS
@@ -43,8 +44,7 @@ def test_each_value_counts_for_its_exact_exponent(dtype, mode):
     np.testing.assert_array_equal(found, [row_of(values)])
 
 
-@pytest.mark.table("function", "eager", every=1)
-@modes
+@pytest.mark.parametrize("mode", combinations(MODES, usual=["function", "eager"]))
 def test_every_gradient_has_a_row_whatever_it_is(mode):
     def rows(values, half, rows_of_slices):
         slices = tf.IndexedSlices(rows_of_slices, tf.constant([7, 7]), tf.constant([9, 2]))

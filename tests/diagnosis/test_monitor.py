@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
+from tests.cases import combinations
 from tests.families import FAMILIES, families
 from tf_lossscale import LossScaleMonitor, LossScaleOptimizer
-
-pytestmark = pytest.mark.wide("the monitor in each of Keras's ways to report")
 
 
 def fit(family, x, callbacks, epochs=1, verbose=0, jit_compile=False, steps_per_execution=1, **kwargs):
@@ -41,8 +40,7 @@ def written(folder):
     return tags
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_fits_history_bar_and_csv_have_the_scale_and_the_skips(family, tmp_path, capsys):
     path = tmp_path / "log.csv"
     callbacks = [LossScaleMonitor(), family.keras.callbacks.CSVLogger(str(path))]
@@ -88,6 +86,7 @@ def test_without_tensorboard_the_error_comes_before_training_and_says_what_to_do
     assert history["skipped_steps"] == [0]
 
 
+@pytest.mark.slow
 @families
 @pytest.mark.parametrize(
     ("update_freq", "steps_per_execution", "bad", "expected"),
@@ -113,8 +112,7 @@ def test_without_a_frequency_batches_are_not_waited_for(family):
     assert LossScaleMonitor(update_freq=3)._implements_train_batch_hooks()
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path):
     monitor = LossScaleMonitor(update_freq=2, log_dir=tmp_path)
     fit(family, data(6, bad=[0, 3]), [monitor])
@@ -124,6 +122,7 @@ def test_tensorboard_scalars_have_the_plain_names_and_the_steps(family, tmp_path
     assert {step for step, _ in run["loss"]} == {2, 4, 6}
 
 
+@pytest.mark.slow
 @families
 def test_kerass_own_tensorboard_callback_writes_them_too(family, tmp_path):
     callbacks = [LossScaleMonitor(), family.keras.callbacks.TensorBoard(str(tmp_path))]
@@ -131,6 +130,7 @@ def test_kerass_own_tensorboard_callback_writes_them_too(family, tmp_path):
     assert written(tmp_path / "train")["epoch_loss_scale"] == [(0, 32.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "every", "epochs", "is_worth_it"), [(60, 4, 3, True), (60, 6, 1, False), (10, 1, 1, False)]
 )
@@ -143,6 +143,7 @@ def test_too_many_skipped_steps_are_said_once_with_what_to_try(monkeypatch, step
         assert all(part in message for message in said)
 
 
+@pytest.mark.slow
 @families
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "XLA"])
 def test_a_stall_ends_fit_at_the_step_that_was_asked_for(family, jit_compile):

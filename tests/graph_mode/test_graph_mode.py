@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
+from tests.cases import combinations
 from tests.families import FAMILIES
 from tests.graph_mode import one_device, programs
-
-pytestmark = pytest.mark.wide("more programs in graph mode")
 
 
 def wrong(found):
@@ -41,9 +40,12 @@ def test_programs_train_as_with_the_original_or_say_what_to_do(mode):
     assert failed == {"new"}
 
 
-@pytest.mark.table("tf1-minimize_in_a_session", every=1)
-@pytest.mark.parametrize("program", [programs.minimize_in_a_session, programs.two_replicas], ids=lambda p: p.__name__)
-@pytest.mark.parametrize("family", ["legacy", "tf1"])
+@pytest.mark.parametrize(
+    ("family", "program"),
+    combinations(
+        ["legacy", "tf1"], [programs.minimize_in_a_session, programs.two_replicas], usual=["tf1-minimize_in_a_session"]
+    ),
+)
 def test_in_a_graph_too(family, program):
     optimizer = "SGD" if family == "legacy" else "Momentum"
     original = programs.outcome(family, optimizer, program)
@@ -60,6 +62,7 @@ def test_an_optimizer_that_cannot_train_in_a_graph_says_what_to_use(family):
             optimizer.apply_gradients([(tf.constant(1.0), weight)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family.name)
 def test_a_function_in_a_graph_trains_with_each_optimizer(family):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -88,6 +91,7 @@ def with_one_device():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_step_in_a_conditional_is_taken_if_its_condition_holds(with_one_device):
     for name in one_device.OPTIMIZERS:
         # The third call's condition is false, and the fourth step is skipped.
@@ -96,6 +100,7 @@ def test_a_step_in_a_conditional_is_taken_if_its_condition_holds(with_one_device
         assert with_one_device[f"accumulated {name}"] == [1.0, 0.5, 0.5, 0.0], name
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_after_another_steps_overflow_keeps_the_lower_scale(with_one_device):
     for name in ("two steps", "two steps, control flow v1"):
         assert with_one_device[name] == [2.0**14, 2.0**13, 2.0**12], name

@@ -11,8 +11,6 @@ from tests.families import families
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental
 
-pytestmark = pytest.mark.wide("the experimental optimizer and policy in more situations")
-
 
 def step(optimizer, variable, gradient):
     loops.step(optimizer, lambda: variable * gradient, [variable])
@@ -21,7 +19,6 @@ def step(optimizer, variable, gradient):
 # The constructor. -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first
 @families
 @pytest.mark.parametrize(
     ("loss_scale", "start", "after_overflow"),
@@ -56,6 +53,7 @@ def test_a_dynamic_loss_scale_that_is_passed_is_used_where_it_stands(family):
     assert float(second.loss_scale()) == float(shared()) == 16
 
 
+@pytest.mark.slow
 @families
 def test_what_was_taken_is_taken_and_what_was_refused_leaves_the_optimizer_free(family):
     inner = family.sgd()
@@ -83,7 +81,6 @@ def test_what_was_taken_is_taken_and_what_was_refused_leaves_the_optimizer_free(
         make(inner, "dynamic")
 
 
-@pytest.mark.first
 @families
 def test_every_generation_finds_the_attributes_it_knows(family):
     inner = family.adam()
@@ -187,6 +184,7 @@ class NotOurs:
         return tf.no_op(), finite
 
 
+@pytest.mark.slow
 @families
 @pytest.mark.parametrize("kind", [lambda: Revised(64), NotOurs])
 @pytest.mark.parametrize("in_function", [False, True])
@@ -243,33 +241,6 @@ def test_a_subclass_passes_its_arguments_on(family):
     assert float(variable) == 1.0 - 3 * 0.5
 
 
-@families
-def test_a_class_derived_from_that_of_an_instance_is_made_from_its_config(family):
-    """As Horovod does: the class of the instance, a constructor that takes what the config holds."""
-
-    class Distributed:
-        _HAS_AGGREGATE_GRAD = True
-
-        def __init__(self, **kwargs):
-            self._name = "Distributed"
-            super(self.__class__, self).__init__(**kwargs)
-            self.unscaled = 0
-
-        def get_unscaled_gradients(self, grads):
-            self.unscaled += 1
-            return super(self.__class__, self).get_unscaled_gradients(grads)
-
-    optimizer = experimental.LossScaleOptimizer(family.sgd(), "dynamic")
-    members = {key: value for key, value in vars(Distributed).items() if key not in ("__dict__", "__weakref__")}
-    cls = type(optimizer.__class__)(optimizer.__class__.__name__, (optimizer.__class__,), members)
-    made = cls.from_config(optimizer.get_config())
-    assert type(made) is cls
-    assert cls.__name__ == "LossScaleOptimizer"
-    variable = tf.Variable(1.0)
-    step(made, variable, 1.0)
-    assert (made.unscaled, float(variable)) == (1, 0.5)
-
-
 # Configs and files. ---------------------------------------------------------------------------------------------------
 
 
@@ -286,7 +257,6 @@ def test_configs_with_a_loss_scale_of_ones_own_need_custom_objects(family):
         type(optimizer).from_config({**config, "loss_scale": "dynamic", "bogus": 1})
 
 
-@pytest.mark.first
 @families
 def test_configs_of_newer_versions_are_read(family):
     wrapper = type(experimental.LossScaleOptimizer(family.sgd(), 8))
@@ -297,24 +267,6 @@ def test_configs_of_newer_versions_are_read(family):
         assert made.dynamic_growth_steps == arguments.get("dynamic_growth_steps")
 
 
-@pytest.mark.parametrize("suffix", ["keras", "h5"])
-def test_saved_models_come_back_with_scale_and_counter(keras, suffix, tmp_path):
-    if keras is tf.keras and suffix == "h5":
-        pytest.skip("Keras 3 cannot go on with an optimizer from an .h5 file")
-    inputs = keras.Input((2,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    optimizer = experimental.LossScaleOptimizer(keras.optimizers.Adam(), legacy.DynamicLossScale(64, 3))
-    model.compile(optimizer, keras.losses.MeanSquaredError())
-    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0)
-    assert (float(optimizer.loss_scale()), int(optimizer.dynamic_counter)) == (128, 1)
-    model.save(tmp_path / f"model.{suffix}")
-    loaded = keras.models.load_model(tmp_path / f"model.{suffix}")
-    assert isinstance(loaded.optimizer, experimental.LossScaleOptimizer)
-    assert (float(loaded.optimizer.loss_scale()), int(loaded.optimizer.dynamic_counter)) == (128, 1)
-    loaded.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
-
-
-@pytest.mark.first
 @families
 def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
     optimizer = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
@@ -334,22 +286,9 @@ def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path)
 # TF1 graphs. -------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_initialises_the_scale_with_the_global_variables():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("v", initializer=1.0, use_resource=True)
-        optimizer = experimental.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5), "dynamic")
-        train = optimizer.minimize(lambda: variable * 1.0, [variable])
-        names = {v.op.name.split("/")[-1] for v in tf.compat.v1.global_variables()}
-        assert {"current_loss_scale", "good_steps"} <= names
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(train)
-        assert session.run([variable, optimizer.loss_scale(), optimizer.iterations]) == [0.5, 2**15, 1]
-
-
 # Policies. ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first
 def test_a_policy_carries_the_loss_scale_it_is_given(policies):
     policy = policies.Policy
     auto = policy("mixed_float16")

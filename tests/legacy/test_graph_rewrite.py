@@ -28,7 +28,6 @@ def test_sessions_rewrite_their_graphs_while_it_is_enabled(enable, config):
     assert not rewrites(config)
 
 
-@pytest.mark.table("keras", every=1)
 def test_the_wrapped_keras_optimizer_keeps_its_learning_rate_for_callbacks(keras, enable):
     optimizer = enable(keras.optimizers.SGD(0.5))
     assert isinstance(optimizer, LossScaleOptimizer)

@@ -21,8 +21,6 @@ from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.libraries import keras_versions
 
-pytestmark = pytest.mark.wide("the old names in more programs")
-
 
 @pytest.fixture
 def installed():
@@ -124,7 +122,6 @@ def is_ours(value):
     return not isinstance(value, type) or value.__module__.startswith("tf_lossscale.")
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("path", ATTRIBUTES)
 def test_attributes_lead_to_the_names(installed, path):
     place = eval(path)
@@ -132,7 +129,6 @@ def test_attributes_lead_to_the_names(installed, path):
         assert is_ours(getattr(place, name)), name
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("path", IMPORTS)
 def test_imports_lead_to_the_names(installed, path):
     module = importlib.import_module(path)
@@ -180,7 +176,6 @@ def state_of_the_modules():
     return content, {name: id(module) for name, module in sys.modules.items()}, list(sys.meta_path)
 
 
-@pytest.mark.first
 def test_undo_leaves_everything_as_it_was():
     importlib.import_module("tensorflow.keras.mixed_precision")
     importlib.import_module("tensorflow.python.keras.mixed_precision.loss_scale_optimizer")
@@ -209,7 +204,6 @@ def test_undo_leaves_everything_as_it_was():
     assert "contrib" not in dir(tf1)
 
 
-@pytest.mark.first
 def test_installing_twice_is_installing_once():
     before = tf.keras.mixed_precision.LossScaleOptimizer
     installation = tf_lossscale.install()
@@ -240,7 +234,6 @@ def test_what_somebody_else_set_meanwhile_stays():
     del tf.mixed_precision
 
 
-@pytest.mark.first
 def test_a_name_that_a_library_lacks_is_said_and_the_others_are_set(caplog, monkeypatch):
     trainer = pytest.importorskip("keras.src.trainers.trainer", reason="TensorFlow 2.15: its Keras is Keras 2")
     monkeypatch.delattr(trainer, "optimizers")
@@ -383,7 +376,6 @@ def test_every_call_of_the_stable_name_means_what_it_meant(installed, family, ca
     assert float(variable) == 0.5
 
 
-@pytest.mark.first
 @pytest.mark.parametrize(
     ("arguments", "keywords"),
     [
@@ -475,7 +467,7 @@ def compiled(keras, set_policy, policy, optimizer="sgd"):
     return model
 
 
-@pytest.mark.table("tf_keras-set_policy", every=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
 def test_what_compile_makes_is_ours(keras, set_by):
     module = keras.mixed_precision.experimental if set_by == "set_policy" else keras.mixed_precision
@@ -542,6 +534,7 @@ def test_compile_honours_the_policy_that_the_model_was_built_under(keras):
     assert mixed_precision.get_layer_policy(layer) is eight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("set_by", ["experimental.set_policy", "set_global_policy"])
 def test_compile_honours_the_loss_scale_of_every_policy(keras, name, set_by, tmp_path):
@@ -586,21 +579,6 @@ def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_o
 # What else old code does around the names. ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("enable", ["tf.train.experimental", "tf.compat.v1.train.experimental", "tf1.mixed_precision"])
-def test_a_graph_rewrite_called_for_its_side_effect_has_it(installed, enable):
-    for optimizer in (
-        tf.keras.optimizers.SGD(0.0),
-        tf_keras.optimizers.Adam(),
-        tf1.train.GradientDescentOptimizer(0.0),
-    ):
-        dummy_op = eval(enable).enable_mixed_precision_graph_rewrite(optimizer, tf.train.experimental.FixedLossScale(1))
-        assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"] is True
-        assert isinstance(dummy_op, tf_lossscale.LossScaleOptimizer)
-        assert float(dummy_op.get_scaled_loss(tf.constant(2.0))) == 2
-        eval(enable).disable_mixed_precision_graph_rewrite()
-        assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"] is False
-
-
 def test_the_result_of_a_graph_rewrite_is_not_wrapped_again_by_compile(installed):
     optimizer = tf.train.experimental.enable_mixed_precision_graph_rewrite(tf.keras.optimizers.SGD(0.5))
     tf.train.experimental.disable_mixed_precision_graph_rewrite()
@@ -617,26 +595,6 @@ def test_contrib_s_names_wrap_an_optimizer_of_tensorflow_1(installed):
     optimizer.apply_gradients([(tf.constant(float("inf")), variable)])
     assert (float(variable), float(manager.get_loss_scale())) == (1.0, pytest.approx(1024 * 0.8))
     assert [name for name in dir(tf.contrib) if not name.startswith("_")] == ["mixed_precision"]
-
-
-def test_a_state_class_of_a_private_module_is_honoured(installed):
-    from tensorflow.python.keras.mixed_precision.loss_scale_optimizer import _DynamicLossScaleState
-
-    class Revised(_DynamicLossScaleState):
-        updates = 0
-
-        def update(self, grads):
-            Revised.updates += 1
-            return super().update(grads)
-
-    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
-    optimizer._loss_scale = Revised(64.0, 1, 4.0)
-    variable = tf.Variable(1.0)
-    for gradient, value, scale in ((float("nan"), 1.0, 16.0), (1.0, 0.5, 64.0)):
-        optimizer.scale_loss(0.0)
-        optimizer.apply_gradients([(tf.constant(gradient) * optimizer.loss_scale, variable)])
-        assert (float(variable), float(optimizer.loss_scale)) == (value, scale)
-    assert Revised.updates == 2
 
 
 def test_a_subclass_that_divides_elsewhere_keeps_its_own_ways(installed):
@@ -661,24 +619,6 @@ def test_a_subclass_that_divides_elsewhere_keeps_its_own_ways(installed):
     optimizer.minimize(lambda: variable * 1.0, [variable])
     assert float(variable) == 0.5
     assert isinstance(optimizer, Transformed)
-
-
-def test_a_subclass_made_from_a_library_given_as_a_parameter_works(installed):
-    def create(keras, name):
-        class _Distributed(keras.mixed_precision.experimental.LossScaleOptimizer):
-            _HAS_AGGREGATE_GRAD = True
-
-            def __init__(self, **kwargs):
-                self._name = name
-                super().__init__(**kwargs)
-
-        return _Distributed
-
-    for keras in (tf.keras, tf_keras):
-        made = create(keras, "mine")(optimizer=keras.optimizers.SGD(0.5), loss_scale="dynamic")
-        again = type(made).from_config(made.get_config())
-        assert float(again.loss_scale()) == 2**15
-        assert isinstance(again, tf_lossscale.LossScaleOptimizer)
 
 
 def test_fit_under_the_installation_warns_of_no_name_that_the_user_did_not_write(installed, recwarn, caplog):

@@ -5,35 +5,12 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tests import strategies
 from tf_lossscale import LossScaleOptimizer, legacy
 from tf_lossscale.legacy import contrib
 
-pytestmark = pytest.mark.wide("the old loss scales in graphs, replicas and savers")
-
 train = tf.compat.v1.train
-OPTIMIZERS = [tf.keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
-
-
-class Counting(legacy.LossScale):
-    """A user's own: one more after a finite step, half after another."""
-
-    def __init__(self, start=64.0):
-        super().__init__()
-        self._start = start
-        self._scale = self._add_weight("scale", start)
-
-    def __call__(self):
-        return self._scale
-
-    def update(self, grads):
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in tf.nest.flatten(grads)])
-        return self._scale.assign(tf.where(finite, self._scale + 1, self._scale / 2)), finite
-
-    def get_config(self):
-        return {"start": self._start}
 
 
 @pytest.mark.parametrize("graph_mode", [False, True])
@@ -60,30 +37,6 @@ def test_a_variable_of_a_users_own_loss_scale_has_the_dtype_of_its_value_as_in_t
     assert made["given"] == tf.int64
 
 
-@pytest.mark.first
-@pytest.mark.parametrize("keyword", [{}, {"skip_gradients_aggregation": True}], ids=["summed here", "summed before"])
-def test_a_users_own_loss_scale_moves_once_for_all_replicas(keyword):
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        weight = tf.Variable(1.0)
-        optimizer = legacy.from_loss_scale(tf.keras.optimizers.SGD(0.5), Counting())
-
-    @tf.function
-    def step(gradients):
-        def replica():
-            mine = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            optimizer.apply_gradients([(mine, weight)], **keyword)
-
-        strategy.run(replica)
-
-    step(tf.constant([1.0, 1.0]))
-    after = 0.5 if keyword else 0.0
-    assert (weight.numpy(), float(optimizer.loss_scale)) == (after, 65.0)
-    for bad in ([np.inf, 1.0], [1.0, np.nan]):
-        step(tf.constant(bad))
-    assert (weight.numpy(), float(optimizer.loss_scale)) == (after, 16.25)
-
-
 def test_an_overridden_update_of_a_dynamic_loss_scale_decides():
     class Stubborn(legacy.DynamicLossScale):
         def update(self, grads):
@@ -95,19 +48,7 @@ def test_an_overridden_update_of_a_dynamic_loss_scale_decides():
     assert (weight.numpy(), float(optimizer.loss_scale)) == (-np.inf, 32.0)
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS)
-def test_a_users_own_loss_scale_is_in_checkpoints_and_configs(make, tmp_path):
-    optimizer = legacy.from_loss_scale(make(), Counting(8.0))
-    optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
-    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "ckpt"))
-    again = LossScaleOptimizer.from_config(optimizer.get_config(), {"Counting": Counting})
-    assert float(again.loss_scale) == 8.0
-    tf.train.Checkpoint(optimizer=again).read(path).expect_partial()
-    assert float(again.loss_scale) == 9.0
-    with pytest.raises(ValueError, match="Counting"):
-        LossScaleOptimizer.from_config(optimizer.get_config())
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", ["dynamic", legacy.DynamicLossScale(64.0)], ids=["dynamic", "object"])
 def test_one_optimizer_serves_two_graphs_and_needs_the_global_initializer_only(loss_scale):
     optimizer = legacy.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(0.5, 0.9), loss_scale)
@@ -124,26 +65,6 @@ def test_one_optimizer_serves_two_graphs_and_needs_the_global_initializer_only(l
             assert session.run(optimizer.skipped_steps) == 1
             names = [v.name for v in tf.compat.v1.global_variables()]
             assert sorted(names) == ["current_loss_scale:0", "good_steps:0", "w/Momentum:0", "w:0"]
-
-
-@pytest.mark.parametrize(
-    ("wrap", "scale", "after"),
-    [
-        (legacy.MixedPrecisionLossScaleOptimizer, Counting, 32.5),
-        (contrib.LossScaleOptimizer, lambda: legacy.FixedLossScaleManager(4), 4.0),
-    ],
-    ids=["loss scale", "manager"],
-)
-def test_a_loss_scale_runs_in_a_legacy_graph_and_a_skip_is_noted(wrap, scale, after):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        weight, gradient = tf.Variable(1.0), tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = wrap(train.GradientDescentOptimizer(0.5), scale())
-        operation = optimizer.apply_gradients([(gradient, weight)])
-        session.run(tf.compat.v1.global_variables_initializer())
-        for value, state in ((1.0, (0.5, False, 0)), (np.inf, (0.5, True, 1))):
-            session.run(operation, {gradient: value})
-            assert tuple(session.run([weight, optimizer.last_step_skipped, optimizer.skipped_steps])) == state
-        assert session.run(optimizer.loss_scale) == after
 
 
 def test_an_abstract_loss_scale_cannot_be_made():
@@ -165,7 +86,6 @@ def test_variables_answer_as_a_property_and_as_a_call_and_without_a_gradient_get
     assert optimizer.get_slot(unused, "momentum") is None
 
 
-@pytest.mark.first
 def test_checkpoints_have_the_names_of_tensorflow_1_and_bare_ones_are_read(tmp_path):
     def trained(optimizer):
         weight = tf.Variable([1.0, 2.0], name="w")
@@ -224,7 +144,6 @@ def test_tensorflow_1_optimizers_sum_dense_and_sparse_gradients_once_over_the_re
 ORIGINAL = tf.compat.v1.mixed_precision
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("name", ["none", "one_device", "mirrored_1", "mirrored_2", "central_storage"])
 def test_a_loss_scale_is_printed_as_the_original_under_every_strategy(name):
     strategy = strategies.get(name)
@@ -242,6 +161,7 @@ libraries = pytest.mark.parametrize("library", [ORIGINAL, legacy], ids=["origina
 mirrored = pytest.mark.parametrize("devices", [1, 2])
 
 
+@pytest.mark.slow
 @libraries
 @pytest.mark.parametrize("control_flow", ["v2", "v1"])
 def test_an_update_in_a_graph_is_a_tensor_to_evaluate_to_wait_for_and_to_return(library, control_flow):
@@ -308,6 +228,7 @@ def test_an_update_in_a_mirrored_graph_looks_at_all_replicas(library, devices):
     assert moves == [(True, 8), (False, 4), (True, 4), (True, 8), (False, 4)]
 
 
+@pytest.mark.slow
 @libraries
 @mirrored
 def test_an_optimizer_of_tensorflow_1_trains_and_skips_in_a_mirrored_graph(library, devices):

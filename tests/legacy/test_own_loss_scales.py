@@ -5,11 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests import families, strategies
+from tests.cases import MODES, combinations, named
 from tf_lossscale import LossScaleOptimizer, amp, legacy
 from tf_lossscale.core import loss_scale as state
 from tf_lossscale.legacy import contrib, experimental
-
-pytestmark = pytest.mark.wide("loss scales of a user's own in each old wrapper")
 
 train = tf.compat.v1.train
 
@@ -30,23 +29,6 @@ class Careful(legacy.LossScale):
         return {}
 
 
-class Never(legacy.FixedLossScale):
-    """A fixed scale whose steps are all skipped."""
-
-    def update(self, grads):
-        return tf.no_op(), False
-
-
-class Constant(legacy.LossScaleManager):
-    """A manager of contrib's kind."""
-
-    def get_loss_scale(self):
-        return tf.constant(4.0)
-
-    def update_loss_scale(self, finite_grads):
-        return tf.no_op()
-
-
 def outcomes(optimizer, gradients, compiled, weight=None):
     """(weight, last_step_skipped, skipped_steps) after each step."""
     weight = tf.Variable(1.0) if weight is None else weight
@@ -62,53 +44,6 @@ def outcomes(optimizer, gradients, compiled, weight=None):
         take(tf.constant(gradient))
         states.append((float(weight), bool(optimizer.last_step_skipped), int(optimizer.skipped_steps)))
     return states
-
-
-@pytest.mark.table("keras3-function", every=3)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("family", families.ALL_FAMILIES, ids=families.ALL_IDS)
-def test_a_skip_is_noted_whoever_decides_it(family, compiled):
-    skipping = [(0.5, False, 0), (0.5, True, 1), (0.5, True, 2), (0.0, False, 2)]
-    for manager in (
-        Careful(),
-        Constant(),
-        legacy.FixedLossScaleManager(4),
-        legacy.ExponentialUpdateLossScaleManager(4, 10, 2),
-        amp.FixedLossScaleManager(4),
-        amp.DynamicLossScaleManager(4),
-        legacy.DynamicLossScale(4, 10),
-    ):
-        optimizer = LossScaleOptimizer(family.sgd(), loss_scale=manager)
-        assert outcomes(optimizer, [1.0, np.inf, np.inf, 1.0], compiled) == skipping, manager
-    optimizer = LossScaleOptimizer(family.sgd(), loss_scale=Never(4))
-    assert outcomes(optimizer, [1.0], compiled) == [(1.0, True, 1)]
-    for manager in (legacy.FixedLossScale(4), amp.FixedLossScaleManager(4, drop_overflow_update=False)):
-        optimizer = LossScaleOptimizer(family.sgd(), loss_scale=manager)
-        assert outcomes(optimizer, [1.0, np.inf], compiled) == [(0.5, False, 0), (-np.inf, False, 0)]
-
-
-@pytest.mark.parametrize("make", [Careful, lambda: legacy.FixedLossScaleManager(4)], ids=["loss scale", "manager"])
-def test_a_skip_is_noted_once_for_all_replicas(make):
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        weight = tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=make())
-
-    @tf.function
-    def run(gradients):
-        def replica():
-            own = tf.gather(gradients, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            optimizer.get_scaled_loss(0.0)
-            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([own * optimizer.loss_scale]), [weight]))
-
-        strategy.run(replica)
-
-    states = []
-    for gradients in ([0.5, 0.5], [0.5, np.inf]):
-        run(tf.constant(gradients))
-        noted = optimizer.last_step_skipped, optimizer.skipped_steps
-        states.append((weight.numpy(), *(variable.numpy() for variable in noted)))
-    assert states == [(0.5, False, 0), (0.5, True, 1)]
 
 
 class Listing(legacy.LossScale):
@@ -144,11 +79,16 @@ class ListingInCheck(state.LossScale):
         return self.update(list(gradients))[1]
 
 
-@pytest.mark.table(every=5)
-@pytest.mark.parametrize("diagnose", [False, True], ids=["plain", "diagnose"])
-@pytest.mark.parametrize("make", [Listing, ListingInCheck])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("family", families.ALL_FAMILIES[:4], ids=families.ALL_IDS[:4])  # Sonnet needs its Replicator
+@pytest.mark.parametrize(
+    ("family", "compiled", "make", "diagnose"),
+    combinations(
+        families.ALL_FAMILIES[:4],  # Sonnet needs its Replicator
+        MODES,
+        [Listing, ListingInCheck],
+        named({"plain": False, "diagnose": True}),
+        usual=["keras3-eager-Listing-diagnose", "tf1-function-ListingInCheck-plain"],
+    ),
+)
 def test_a_loss_scale_gets_all_gradients_that_the_caller_has_summed_over_the_replicas(family, compiled, make, diagnose):
     strategy, scale = strategies.get("mirrored_2"), make()
     with strategy.scope():
@@ -252,7 +192,6 @@ def test_contribs_manager_raises_what_it_raised_and_names_the_argument(arguments
         legacy.ExponentialUpdateLossScaleManager(**{"init_loss_scale": 8, "incr_every_n_steps": 2, **arguments})
 
 
-@pytest.mark.first
 def test_what_is_no_loss_scale_is_said_to_be_none():
     for value in (tf.constant(8.0), np.array([1, 2]), b"dynamic", object):
         with pytest.raises(ValueError, match="Could not interpret"):

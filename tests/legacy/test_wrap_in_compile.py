@@ -7,12 +7,10 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests import strategies
+from tests.cases import combinations
 from tests.families import FAMILIES, families, tf_keras
 from tests.legacy.test_install import fresh, state_of_the_modules
 from tf_lossscale import LossScaleOptimizer
-
-pytestmark = pytest.mark.wide("the class that compile wraps in, in files and other processes")
 
 KERAS3 = FAMILIES[0]
 
@@ -63,32 +61,6 @@ def fit(model, x, y):
 # What compile makes. --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.table("string-keras3", every=7)
-@families
-@pytest.mark.parametrize("optimizer", ["instance", "string"])
-def test_fit_skips_a_step_that_overflows_and_takes_the_next(ours, family, optimizer):
-    model = model_of(family, "sgd" if optimizer == "string" else family.sgd())
-    assert isinstance(model.optimizer, LossScaleOptimizer)
-    before = model.get_weights()
-    fit(model, *data(overflow_in=3))
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
-    assert float(model.optimizer.loss_scale) == 2.0**14
-    fit(model, *data())
-    assert np.isfinite(model.get_weights()[0]).all()
-    assert (model.get_weights()[0] != before[0]).any()
-
-
-def test_an_overflow_on_the_second_replica_only_changes_no_weights(ours):
-    with strategies.get("mirrored_2").scope():
-        model = model_of(KERAS3, KERAS3.sgd())
-    before = model.get_weights()
-    fit(model, *data(overflow_in=-1))
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
-    assert float(model.optimizer.loss_scale) == 2.0**14
-
-
 @families
 def test_an_optimizer_that_is_wrapped_already_stays_as_it_is(ours, family):
     own = {"keras3": "optimizers"}.get(family.name, "mixed_precision")
@@ -96,7 +68,6 @@ def test_an_optimizer_that_is_wrapped_already_stays_as_it_is(ours, family):
         assert model_of(family, wrapper).optimizer is wrapper
 
 
-@pytest.mark.first
 @families
 def test_compile_wraps_only_under_mixed_float16_whenever_the_policy_is_set(family):
     mixed_precision = family.keras.mixed_precision
@@ -121,9 +92,11 @@ def test_auto_scale_loss_false_is_kept(ours):
 # Files. ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.table(every=7)
-@pytest.mark.parametrize("writer", ["ours", "Keras's own"])
-@pytest.mark.parametrize("reader", ["ours", "Keras's own"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reader", "writer"),
+    combinations(["ours", "Keras's own"], ["ours", "Keras's own"], usual=["ours-Keras's own", "Keras's own-ours"]),
+)
 def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer, reader, tmp_path):
     def under(name, action):
         if name == "ours":
@@ -148,6 +121,7 @@ def test_a_keras_file_goes_on_with_the_class_of_the_process_that_loads_it(writer
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_file_that_tf_keras_s_own_class_wrote_is_loaded_and_one_of_ours_keeps_the_scale(tmp_path):
     family = FAMILIES[1]
     own = model_of(family, family.adam())
@@ -199,8 +173,7 @@ def test_the_name_in_the_modules_with_compile_is_all_that_changes():
     assert state_of_the_modules() == (before, modules, finders)
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_undone_means_the_library_s_own_class_and_method_again(family):
     compile_, base = family.keras.Model.compile, family.keras.Model
     installation = tf_lossscale.wrap_in_compile()
@@ -229,29 +202,6 @@ def test_with_install_each_stays_until_it_is_undone_itself_in_any_order():
             calls.popitem()[1].undo()
             assert not is_made_by_compile(KERAS3)
             assert state_of_the_modules()[0] == before
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["", "import tensorflow", "import keras", "import tf_keras"])
-def test_the_order_of_the_imports_does_not_matter(first):
-    code = f"""
-        {first}
-        import json, sys
-        import tf_lossscale
-        tf_lossscale.wrap_in_compile()
-        early = "tensorflow" in sys.modules
-        import tensorflow as tf
-        import tf_keras
-        made = []
-        for keras in (tf.keras, tf_keras):
-            keras.mixed_precision.set_global_policy("mixed_float16")
-            model = keras.Sequential([keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-            made.append(isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer))
-        print(json.dumps([early, *made]))
-    """
-    assert fresh(code) == [bool(first), True, True]
 
 
 def test_an_optimizer_of_keras_1_is_refused_by_keras_itself(ours):

@@ -13,10 +13,7 @@ from tests import strategies
 from tests.optimizers.recorded import PROBES, ones, set_gradient, step_of_ones
 from tf_lossscale.optimizers import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-pytestmark = pytest.mark.wide("Adafactor's hooks in each way to take a step")
 
-
-@pytest.mark.first
 def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make):
     variable = ones()
     optimizer = make([variable])
@@ -67,7 +64,6 @@ def test_hooks_are_called_in_the_recorded_order_with_the_recorded_arguments(make
     assert calls == []
 
 
-@pytest.mark.first
 def test_a_step_pre_hook_may_change_the_arguments(make):
     optimizer = make([ones()])
     optimizer.register_step_pre_hook(lambda opt, args, kwargs: ((opt, lambda: 42.0), {}))
@@ -127,6 +123,7 @@ def apply(optimizer, weight, factor):
     optimizer.apply(tape.gradient(loss, [weight]), [weight])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("way", [minimize, apply_gradients, apply], ids=lambda way: way.__name__)
 def test_step_hooks_are_called_once_for_each_step_that_a_wrapper_applies(make, way, compiled):
@@ -148,6 +145,7 @@ def test_step_hooks_are_called_once_for_each_step_that_a_wrapper_applies(make, w
     assert [call[0] for call in calls] == ["post"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_fit_calls_the_step_hooks_with_a_wrapper_and_without(make, keras, wrapped):
     inner, calls = make(), []
@@ -162,6 +160,7 @@ def test_fit_calls_the_step_hooks_with_a_wrapper_and_without(make, keras, wrappe
     assert calls == ["pre", "post"] * (2 if wrapped else 3)
 
 
+@pytest.mark.slow
 def test_a_traced_step_calls_its_hooks_in_every_call(make):
     weight, calls = ones(), []
     optimizer = make([weight], lr=0.1)
@@ -181,6 +180,7 @@ def test_a_traced_step_calls_its_hooks_in_every_call(make):
     assert len(set(values)) == 4
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_call_a_hook_or_take_its_result_says_so(make, caplog):
     weight = ones()
     optimizer = make([weight])
@@ -217,6 +217,7 @@ def test_a_step_that_cannot_call_a_hook_or_take_its_result_says_so(make, caplog)
     np.testing.assert_array_equal(weight, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_the_replicas_call_the_step_hooks_once_together(make, compiled):
     strategy = strategies.get("mirrored_2")

@@ -8,8 +8,6 @@ import tf_keras
 import tf_lossscale
 from tf_lossscale import LossScaleOptimizer
 
-pytestmark = pytest.mark.wide("Adafactor in each format of files")
-
 LEGACY = tf_keras.optimizers.legacy
 
 
@@ -37,6 +35,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_loads_what_was_saved(case, suffix, tmp_path):

@@ -1,17 +1,13 @@
 """Adafactor is an optimizer of its Keras like any other: fit, schedules, configs, files, checkpoints, strategies."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import numerics, strategies
+from tests.cases import combinations
 from tests.optimizers.recorded import KERAS, LIBRARIES
 from tf_lossscale import LossScaleOptimizer, optimizers
-
-pytestmark = pytest.mark.wide("Adafactor with each feature of Keras")
 
 
 def data(n=64):
@@ -63,17 +59,6 @@ def test_the_class_by_the_short_name_is_that_of_tensorflows_own_keras():
     assert {"Adafactor", "keras3", "tf_keras"} <= set(dir(optimizers))
 
 
-@pytest.mark.table("keras3-{'jit_compile': False}", every=7)
-@pytest.mark.parametrize("how", [{"run_eagerly": True}, {"jit_compile": False}, {"jit_compile": True}], ids=str)
-def test_fit_learns(make, keras, how):
-    model = model_of(keras)
-    model.compile(make(lr=0.05), "mse", **how)
-    losses = fit(model, epochs=5)
-    assert losses[-1] < 0.5 * losses[0]
-    assert int(model.optimizer.iterations) == 20
-
-
-@pytest.mark.first
 def test_a_matrix_has_as_much_state_as_it_has_rows_and_columns(library, make):
     variable = tf.Variable(tf.zeros([1000, 500]))
     optimizer = make([variable])
@@ -99,6 +84,7 @@ def test_a_schedule_is_followed_by_each_group(make, keras):
     assert values[2][1] < values[1][1]
 
 
+@pytest.mark.slow
 def test_callbacks_that_set_the_learning_rate_are_heard_in_fit(make, keras):
     model = model_of(keras)
     model.compile(make(lr=0.1), "mse")
@@ -142,6 +128,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["group", "attribute", "loaded"])
 @pytest.mark.parametrize("option", OTHER)
 def test_an_option_that_a_traced_function_does_not_see_is_said(library, make, option, way, caplog):
@@ -190,7 +177,6 @@ def test_options_can_be_set_and_apply_to_the_groups_that_have_none_of_their_own(
     assert optimizer.weight_decay == 0.0
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
 def test_a_config_makes_an_optimizer_that_takes_the_same_steps(make, keras, grouped):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
@@ -223,10 +209,16 @@ def test_the_config_of_several_groups_needs_a_built_optimizer(make):
         optimizer.get_config()
 
 
-@pytest.mark.table(every=5)
-@pytest.mark.parametrize("grouped", [False, True], ids=["one group", "two groups"])
-@pytest.mark.parametrize("builder", ["step", "load_state_dict", "fit"])
-@pytest.mark.parametrize("averaged", [False, True], ids=["", "averaged"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("grouped", "builder", "averaged"),
+    combinations(
+        [False, True],
+        ["step", "load_state_dict", "fit"],
+        [False, True],
+        usual=["True-step-False", "True-load_state_dict-True", "False-fit-True"],
+    ),
+)
 def test_a_loaded_model_has_the_groups_of_the_saved_one_in_whatever_order_they_are(
     make, keras, grouped, builder, averaged, tmp_path
 ):
@@ -306,7 +298,6 @@ def test_groups_of_variables_without_names_are_assigned_by_position(make):
     assert [group["params"][0] is other for group, other in zip(again.param_groups, others[::-1])] == [True, True]
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("added", [False, True], ids=["groups of the constructor", "an added group"])
 def test_a_checkpoint_goes_on_where_it_was(make, tmp_path, added):
 
@@ -336,6 +327,7 @@ def test_a_checkpoint_goes_on_where_it_was(make, tmp_path, added):
     assert int(restored.iterations) == int(optimizer.iterations) == (5 if added else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2", "central_storage"])
 @pytest.mark.parametrize("scaled", [False, True], ids=["bare", "in LossScaleOptimizer"])
 def test_a_step_over_replicas_is_a_step_over_the_whole_batch(make, name, scaled):
@@ -367,7 +359,6 @@ def test_a_step_over_replicas_is_a_step_over_the_whole_batch(make, name, scaled)
     numerics.assert_close(shared.numpy(), alone, 2e-6, tf.ones([4, 3]))
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_inside_the_loss_scale_a_step_is_the_same_and_an_overflow_leaves_no_trace(make, jit_compile):
     a, b = weights(), weights()
@@ -423,6 +414,7 @@ def test_tf_keras_may_compile_the_update_itself():
 
 
 # Keras 3 itself cannot go on with an optimizer from an .h5 file unless it is wrapped.
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
 def test_fit_in_mixed_precision_with_the_loss_scale_learns_and_is_saved(make, keras, suffix, tmp_path):
     model = model_of(keras, "mixed_float16")
@@ -450,17 +442,6 @@ def test_the_librarys_clipping_acts_on_the_gradient_first(make, option):
         optimizer.apply_gradients([(0.01 * tf.ones(v.shape), v) for v in variables])
         runs.append(variables)
     assert np.abs(runs[0][0] - runs[1][0]).max() > 1e-3
-
-
-def test_the_moving_average_of_the_library_works(make):
-    variables = weights()
-    optimizer = make(lr=0.1, use_ema=True, ema_momentum=0.5)
-    step(optimizer, variables)
-    moved = [v.numpy() for v in variables]
-    optimizer.finalize_variable_values(variables)
-    for start, after, average in zip(weights(), moved, variables):
-        assert not np.array_equal(after, start)
-        assert np.isfinite(average).all()
 
 
 def test_keras_3_averages_the_gradients_of_several_steps():
@@ -506,20 +487,3 @@ def test_a_variable_of_no_group_is_refused_with_what_to_do(make):
     optimizer.add_param_group({"params": [variable]})
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])
     assert variable.numpy() < 1
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_saved_model_loads_where_only_the_package_was_imported(library, make, keras, tmp_path):
-    model = model_of(keras)
-    model.compile(LossScaleOptimizer(make(lr=0.05)), "mse")
-    fit(model)
-    model.save(tmp_path / "model.keras")
-    code = f"""
-import tf_lossscale
-import {"keras" if library == "keras3" else "tf_keras as keras"}
-model = keras.models.load_model({str(tmp_path / "model.keras")!r})
-print(type(model.optimizer.inner_optimizer).__module__, int(model.optimizer.iterations))
-"""
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert printed.split() == [f"tf_lossscale.optimizers.{library}", "4"]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
+from tests.cases import combinations, named
 from tests.optimizers import recorded
 
 # Relative to the largest number of a tensor, then or before. An error of a step stays in the parameter and the steps do
@@ -16,7 +17,7 @@ FLOAT32, FLOAT64 = 2e-6, 1e-12
 FLOAT16 = 2.0**-10
 FLOAT16_STATE = 2.0**-9
 
-stacking = pytest.mark.parametrize("foreach", [False, True], ids=["one_by_one", "foreach"])
+STACKING = named({"one_by_one": False, "foreach": True})
 
 
 def compiled_step(optimizer):
@@ -46,15 +47,20 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
                 assert numerics.difference(states[when][shape][name], recorded.array(value)) <= state_tolerance, name
 
 
-@pytest.mark.table(
-    "keras3-some_none-one_by_one",
-    "tf_keras-zero_params-foreach",
-    "tf_keras-huge_grads-one_by_one",
-    "keras3-zero_grads_eps0-one_by_one",
-    every=7,
+@pytest.mark.parametrize(
+    ("make", "name", "foreach"),
+    combinations(
+        named(recorded.LIBRARIES),
+        recorded.RECORDED["trajectories"],
+        STACKING,
+        usual=[
+            "keras3-some_none-one_by_one",
+            "tf_keras-zero_params-foreach",
+            "tf_keras-huge_grads-one_by_one",
+            "keras3-zero_grads_eps0-one_by_one",
+        ],
+    ),
 )
-@stacking
-@pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):
     trajectory = recorded.RECORDED["trajectories"][name]
     run = recorded.run(make, trajectory, foreach=foreach)
@@ -62,7 +68,7 @@ def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ulps", [-2, 2])
 @pytest.mark.parametrize("name", recorded.RECORDED["trajectories"])
 def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rounded_otherwise(name, ulps, monkeypatch):
@@ -74,7 +80,7 @@ def test_a_recorded_trajectory_is_followed_where_reciprocal_square_roots_are_rou
     assert_follows(run, trajectory["initial"], expected["params"], expected["state"], FLOAT32, FLOAT32)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wd", "some_none", "nonfinite", "huge_grads"])
 def test_recorded_trajectories_are_followed_compiled(make, name):
     trajectory = recorded.RECORDED["trajectories"][name]
@@ -88,8 +94,8 @@ def test_recorded_trajectories_are_followed_compiled(make, name):
     assert_follows(run, trajectory["initial"], expected, state, FLOAT32, FLOAT32)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
-@stacking
+@pytest.mark.slow
+@pytest.mark.parametrize("foreach", STACKING)
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "state_tolerance"),
     [("float64", FLOAT64, FLOAT64), ("float16", FLOAT16, FLOAT16_STATE)],
@@ -139,7 +145,7 @@ def test_a_recorded_group_of_two_dtypes_is_followed_with_the_eps1_that_pytorch_u
             assert difference <= tolerance, (shape, step)
 
 
-@pytest.mark.wide("repeats the recorded steps in another arithmetic")
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
 def test_half_types_stay_within_two_spacings_of_the_float32_trajectory_for_ten_steps(make, dtype, bound):
     trajectory = {"kwargs": {"lr": 0.05, "eps": [1e-3, 1e-3]}, "initial": "a", "gradients": "A"}

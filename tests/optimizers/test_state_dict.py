@@ -249,31 +249,3 @@ def test_a_loaded_group_without_maximize_keeps_it_where_pytorch_raises_a_step_la
     optimizer.load_state_dict(without(saved(make), "maximize"))
     step_of_ones(optimizer)
     assert (variable.numpy() > 1).all()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_run_of_the_installed_pytorch_goes_on_here(make, dtype):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; its recorded state dicts are tested above")
-    torch.manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(shape).to(getattr(torch, dtype))) for shape in ((4, 3), (3,))]
-    theirs = torch.optim.Adafactor(parameters, lr=0.1)
-
-    def step(variables=()):
-        for parameter in parameters:
-            parameter.grad = torch.randn_like(parameter)
-        for variable, parameter in zip(variables, parameters):
-            variable.grad = tf.cast(parameter.grad.float().numpy(), dtype)
-        theirs.step()
-
-    for _ in range(3):
-        step()
-    start = [each.detach().float().numpy().copy() for each in parameters]
-    variables = [tf.Variable(tf.cast(each, dtype)) for each in start]
-    optimizer = make(variables)
-    optimizer.load_state_dict(theirs.state_dict())
-    for _ in range(3):
-        step(variables)
-        optimizer.step()
-    bound = {"float32": 1e-6, "bfloat16": 2.0**-6}[dtype]
-    for variable, parameter, before in zip(variables, parameters, start):
-        numerics.assert_close(tf.cast(variable, "float32"), parameter.detach().float(), bound, before)

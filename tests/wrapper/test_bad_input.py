@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
+from tests.cases import MODES, combinations
 from tests.families import ALL_FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
@@ -91,15 +92,6 @@ def test_positional_arguments_of_older_and_newer_wrappers_are_refused(family, ar
         LossScaleOptimizer(family.sgd(), *arguments, **keywords)
 
 
-NO_OPTIMIZERS = [None, 3, "sgd", object(), tf.keras.optimizers.SGD, [tf.keras.optimizers.SGD()], tf.Module(), len]
-
-
-@pytest.mark.parametrize("inner", NO_OPTIMIZERS, ids=lambda inner: repr(inner)[:20])
-def test_what_is_no_optimizer_is_refused_and_the_accepted_ones_are_named(inner):
-    with pytest.raises(TypeError, match=r"must be an instance of an optimizer class.*tf_keras\.optimizers\.legacy"):
-        LossScaleOptimizer(inner)
-
-
 @pytest.mark.parametrize("family", [f for f in ALL_FAMILIES if f.name != "tf_keras"], ids=lambda family: family.name)
 def test_a_keyword_that_no_optimizer_takes_is_refused_and_changes_nothing(family):  # tf_keras's optimizers take any
     weight = tf.Variable(1.0)
@@ -124,9 +116,7 @@ def test_stateless_apply_says_that_keras_does_not_have_it_on_tensorflow():
     assert float(weight) == 1.0
 
 
-@pytest.mark.table("function-keras3", every=1)
-@all_families
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(("compiled", "family"), combinations(MODES, ALL_FAMILIES, usual=["function-keras3"]))
 def test_an_inner_optimizer_can_be_wrapped_again_once_its_wrapper_is_gone(family, compiled):
     inner, weight = family.sgd(), tf.Variable(1.0)
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from absl import logging
 
 from tests import loops
-from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families
+from tests.cases import MODES, combinations
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.core import replicas
 
@@ -43,17 +44,21 @@ def gradient_of(weight, scale):
     return tape.gradient(loss, weight)
 
 
-@pytest.mark.table(
-    "callable variables-function-keras3",
-    "callable-eager-tf1",
-    "one variable-eager-tf_keras",
-    "keyword-function-sonnet",
-    "callable-function-tf_keras_legacy",
-    every=7,
+@pytest.mark.parametrize(
+    ("how", "compiled", "family"),
+    combinations(
+        ["callable", "tensor", "one variable", "callable variables", "keyword"],
+        MODES,
+        ALL_FAMILIES,
+        usual=[
+            "callable variables-function-keras3",
+            "callable-eager-tf1",
+            "one variable-eager-tf_keras",
+            "keyword-function-sonnet",
+            "callable-function-tf_keras_legacy",
+        ],
+    ),
 )
-@all_families
-@compiled
-@pytest.mark.parametrize("how", ["callable", "tensor", "one variable", "callable variables", "keyword"])
 def test_minimize_equals_the_bare_optimizer(family, compiled, how, warnings):
     if family.name == "tf1" and how in ("one variable", "callable variables"):
         pytest.skip("the second argument of TensorFlow 1's minimize is global_step")
@@ -171,17 +176,21 @@ def unscaled_in(place, optimizer, weight):
     return places[place]()
 
 
-@pytest.mark.table(
-    "as it is-eager-keras3",
-    "function-eager-keras3",
-    "eager-eager-tf1",
-    "as it is-function-tf_keras",
-    "function-eager-tf_keras_legacy",
-    every=4,
+@pytest.mark.parametrize(
+    ("place", "compiled", "family"),
+    combinations(
+        ["as it is", "eager", "function", "inside"],
+        MODES,
+        ALL_FAMILIES,
+        usual=[
+            "as it is-eager-keras3",
+            "function-eager-keras3",
+            "eager-eager-tf1",
+            "as it is-function-tf_keras",
+            "function-eager-tf_keras_legacy",
+        ],
+    ),
 )
-@all_families
-@compiled
-@pytest.mark.parametrize("place", ["as it is", "eager", "function", "inside"])
 def test_apply_refuses_unscaled_gradients_and_what_was_made_of_them(family, compiled, place):
     if family.name == "sonnet":
         pytest.skip("Sonnet's apply takes unscaled gradients as they are")
@@ -232,17 +241,21 @@ def test_gradients_are_unscaled_once(family, compiled, kind):
     assert float(once[0]) == float(again[0]) == 1.0
 
 
-@pytest.mark.table(
-    "compute_gradients-function-keras3",
-    "minimize-eager-tf1",
-    "get_scaled_loss-eager-tf_keras",
-    "get_scaled_loss-function-sonnet",
-    "scale_loss-function-tf_keras_legacy",
-    every=7,
+@pytest.mark.parametrize(
+    ("second", "compiled", "family"),
+    combinations(
+        ["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"],
+        MODES,
+        ALL_FAMILIES,
+        usual=[
+            "compute_gradients-function-keras3",
+            "minimize-eager-tf1",
+            "get_scaled_loss-eager-tf_keras",
+            "get_scaled_loss-function-sonnet",
+            "scale_loss-function-tf_keras_legacy",
+        ],
+    ),
 )
-@all_families
-@compiled
-@pytest.mark.parametrize("second", ["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"])
 def test_a_loss_is_scaled_once(family, compiled, second):
     weight, optimizer = setup(family)
 
@@ -676,10 +689,15 @@ def test_another_worker_changes_the_scale_between_the_loss_and_its_gradients(mon
     assert gradient.numpy() == 1.0
 
 
-@pytest.mark.table("keras3-function-tf_keras", "keras3-eager-tf_keras_legacy", "tf2-eager-tf_keras", every=1)
-@families
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("contract", ["tf2", "keras3"])
+@pytest.mark.parametrize(
+    ("contract", "compiled", "family"),
+    combinations(
+        ["tf2", "keras3"],
+        MODES,
+        FAMILIES,
+        usual=["keras3-function-tf_keras", "keras3-eager-tf_keras_legacy", "tf2-eager-tf_keras"],
+    ),
+)
 def test_one_scaled_loss_and_two_updates_though_the_first_moves_the_scale(family, compiled, contract):
     a, b = tf.Variable(1.0), tf.Variable(1.0)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), initial_scale=1024.0, dynamic_growth_steps=1)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from tests.cases import combinations, named
 from tf_lossscale import LossScaleOptimizer
 
 SCALE = 1024.0
@@ -175,9 +176,14 @@ def test_an_update_is_right_or_raises_and_then_changes_nothing(examples):
     check(is_right_or_raises, examples, PARTS, st.booleans())
 
 
-@pytest.mark.table("tensorflow_2-6", every=1)
-@pytest.mark.parametrize("examples", [6, pytest.param(30, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("kinds", [KERAS_3, TENSORFLOW_2], ids=["keras_3", "tensorflow_2"])
+@pytest.mark.parametrize(
+    ("kinds", "examples"),
+    combinations(
+        named({"keras_3": KERAS_3, "tensorflow_2": TENSORFLOW_2}),
+        [6, pytest.param(30, marks=pytest.mark.exhaustive)],
+        usual=["tensorflow_2-6"],
+    ),
+)
 def test_a_program_that_follows_one_way_never_raises(kinds, examples):
     names = (
         {"keras_3_step", "apply_step", "fit", "eager fit"} if kinds == KERAS_3 else {"tensorflow_2_step", "minimize"}

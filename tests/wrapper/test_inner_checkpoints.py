@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.families import FAMILIES, IDS, all_families, families, tf_keras
+from tests.cases import combinations
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families, tf_keras
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, migrate
 from tf_lossscale.wrapper.registry import is_wrapped
 
@@ -115,16 +116,20 @@ def scales_in(inner, tmp_path):
     return [tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path) if "current_loss" in name]
 
 
-@pytest.mark.table(
-    "keras3-{'dynamic': False, 'initial_scale': 2.0}",
-    "tf1-{'initial_scale': 4.0}",
-    "sonnet-{'initial_scale': 4.0}",
-    "tf_keras_legacy-{'initial_scale': 4.0}",
-    "tf_keras-{'initial_scale': 4.0}",
-    every=7,
+@pytest.mark.parametrize(
+    ("family", "second"),
+    combinations(
+        ALL_FAMILIES,
+        [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}],
+        usual=[
+            "keras3-{'dynamic': False, 'initial_scale': 2.0}",
+            "tf1-{'initial_scale': 4.0}",
+            "sonnet-{'initial_scale': 4.0}",
+            "tf_keras_legacy-{'initial_scale': 4.0}",
+            "tf_keras-{'initial_scale': 4.0}",
+        ],
+    ),
 )
-@pytest.mark.parametrize("second", [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}], ids=repr)
-@all_families
 def test_of_two_wrappers_made_in_turn_the_second_is_saved(family, second, tmp_path):
     inner = family.sgd()
     LossScaleOptimizer(inner, initial_scale=8.0)
@@ -177,8 +182,7 @@ def test_an_inner_optimizer_with_a_part_of_that_name_is_refused_and_stays_as_it_
     assert not is_wrapped(inner)
 
 
-@pytest.mark.table("keras3", every=1)
-@families
+@pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
 def test_a_checkpoint_of_a_model_and_its_inner_optimizer_is_whole_or_says_what_to_pass(family, tmp_path):
     def made():
         inner = family.adam()

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import FAMILIES, all_families, families
+from tests.cases import combinations
+from tests.families import ALL_FAMILIES, FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
 
 SMALL = 2.0**-26  # zero in float16
@@ -36,11 +37,14 @@ CALLS = {
 }
 
 
-@pytest.mark.table(
-    "keras3-function", "tf1-eager", "sonnet-compiled", "tf_keras-eager", "tf_keras_legacy-function", every=1
+@pytest.mark.parametrize(
+    ("family", "call"),
+    combinations(
+        ALL_FAMILIES,
+        CALLS,
+        usual=["keras3-function", "tf1-eager", "sonnet-compiled", "tf_keras-eager", "tf_keras_legacy-function"],
+    ),
 )
-@pytest.mark.parametrize("call", CALLS)
-@all_families
 def test_gradients_that_vanish_in_float16_arrive_unscaled_and_an_overflow_skips_the_step(family, call):
     if family.name == "sonnet" and call == "mirrored":
         pytest.skip("Sonnet leaves it to the caller to sum gradients over replicas")

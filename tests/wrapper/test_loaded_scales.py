@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests import loops
-from tests.families import FAMILIES, all_families, families
+from tests.cases import combinations
+from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, migrate
 
 BAD = ("inf", "nan", "0")
@@ -77,10 +78,10 @@ def fitted(family, suffix):
     return model
 
 
-@pytest.mark.table("keras3-0-.h5", "keras3-0-.keras", every=7)
-@pytest.mark.parametrize("suffix", [".h5", ".keras", ""])
-@bad_scales
-@families
+@pytest.mark.parametrize(
+    ("family", "bad", "suffix"),
+    combinations(FAMILIES, BAD, [".h5", ".keras", ""], usual=["keras3-0-.h5", "keras3-0-.keras"]),
+)
 def test_from_a_saved_model(family, bad, suffix, tmp_path):
     keras = family.keras
     if not suffix and family.name == "keras3":
@@ -121,9 +122,14 @@ def test_a_scale_that_started_below_min_scale_is_no_bad_one(family, warnings, tm
     assert not warnings
 
 
-@pytest.mark.table("keras3-function", "tf_keras-eager", "sonnet-XLA", "tf1-eager", "tf_keras_legacy-function", every=1)
-@pytest.mark.parametrize("how", ["eager", "function", "XLA"])
-@all_families
+@pytest.mark.parametrize(
+    ("family", "how"),
+    combinations(
+        ALL_FAMILIES,
+        ["eager", "function", "XLA"],
+        usual=["keras3-function", "tf_keras-eager", "sonnet-XLA", "tf1-eager", "tf_keras_legacy-function"],
+    ),
+)
 def test_one_that_nobody_could_look_at_costs_one_step(family, how):
     optimizer, weight = made(family.sgd()), tf.Variable(1.0)
 
@@ -278,33 +284,21 @@ def goes_on(model):
     return int(model.optimizer.iterations), float(model.optimizer.loss_scale), int(model.optimizer.dynamic_counter)
 
 
-@pytest.mark.table("after-model.h5-keras3", "before-saved-tf_keras_legacy", "after-model.h5-tf_keras", every=1)
-@families
-@pytest.mark.parametrize("name", ["model.keras", "model.h5", "saved"])
-@pytest.mark.parametrize("frozen", ["before", "after"])
+@pytest.mark.parametrize(
+    ("frozen", "name", "family"),
+    combinations(
+        ["before", "after"],
+        ["model.keras", "model.h5", "saved"],
+        FAMILIES,
+        usual=["after-model.h5-keras3", "before-saved-tf_keras_legacy", "after-model.h5-tf_keras"],
+    ),
+)
 def test_a_model_with_a_layer_frozen_or_thawed_after_training_loads_and_goes_on(family, name, frozen, saved):
     if name == "saved" and family.name == "keras3":
         pytest.skip("Keras 3 saves no SavedModel that it loads again")
     loaded = family.keras.models.load_model(saved(family, frozen) / name)
     assert isinstance(loaded.optimizer, LossScaleOptimizer)
     assert goes_on(loaded) == (1, 64.0, 2), "slots and step count are new, the loss scale is the saved one"
-
-
-@pytest.mark.wide("repeats the files of whole models with weights alone")
-@families
-@pytest.mark.parametrize("frozen", ["before", "after"])
-def test_weights_of_a_model_with_other_trained_layers_load_and_a_warning_says_what_is_missing(
-    family, frozen, saved, warnings
-):
-    weights = saved(family, frozen) / "model.weights.h5"
-    warnings.clear()
-    other = trained(family, frozen == "before", LossScaleOptimizer(family.adam(), initial_scale=64.0))
-    other.load_weights(weights)
-    assert goes_on(other) == (2, 64.0, 2)
-    if family.name == "keras3":
-        saved, has = (10, 6) if frozen == "after" else (6, 10)
-        assert f"The saved optimizer has {saved} variables, but this Adam has {has}" in warnings[0]
-        assert "but the loss scale is" in warnings[0]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4], ids="{}_variables".format)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics, strategies
+from tests.cases import MODES, combinations, named
 from tests.families import FAMILIES, IDS
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.wrapper import checks
@@ -60,15 +61,19 @@ def keras_step(optimizer, gradient, weight):
     optimizer.apply([gradient * optimizer.scale_loss(tf.constant(1.0))], [weight])
 
 
-@pytest.mark.table(
-    "function-keras3-tf_keras-use_ema-ema_momentum",
-    "eager-tf2-tf_keras-weight_decay",
-    "eager-keras3-tf_keras-global_clipnorm",
-    every=7,
+@pytest.mark.parametrize(
+    ("compiled", "step", "family", "options"),
+    combinations(
+        MODES,
+        named({"tf2": tf2_step, "keras3": keras_step}),
+        ROWS,
+        usual=[
+            "function-keras3-tf_keras-use_ema-ema_momentum",
+            "eager-tf2-tf_keras-weight_decay",
+            "eager-keras3-tf_keras-global_clipnorm",
+        ],
+    ),
 )
-@pytest.mark.parametrize(("family", "options"), ROWS)
-@pytest.mark.parametrize("step", [tf2_step, keras_step], ids=["tf2", "keras3"])
-@compiled
 def test_an_option_on_the_wrapper_does_what_it_does_on_the_inner_optimizer(family, options, step, compiled):
     bare, _ = trained(family, family.optimizers.Adam(0.5, **options), bare_step, compiled)
     wrapper = LossScaleOptimizer(family.optimizers.Adam(0.5), initial_scale=8.0, **options)
@@ -114,12 +119,12 @@ def test_a_name_is_that_of_keras_3s_wrapper_and_of_tf_keras_inner_optimizer(fami
     assert inner.get_config() == before
 
 
-@pytest.mark.table("function-keras3", "eager-tf_keras", every=1)
-@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
-@compiled
+@pytest.mark.parametrize(
+    ("compiled", "family"), combinations(MODES, FAMILIES[:2], usual=["function-keras3", "eager-tf_keras"])
+)
 def test_variables_are_finalized_without_being_named(family, compiled):
     found = []
-    for named in (False, True):
+    for is_named in (False, True):
         weight = tf.Variable([3.0])
         optimizer = LossScaleOptimizer(family.sgd(use_ema=True, ema_momentum=0.5))
         with pytest.raises(ValueError, match=r"finalize_variable_values\(\) without variables"):
@@ -128,7 +133,7 @@ def test_variables_are_finalized_without_being_named(family, compiled):
         step = tf.function(step) if compiled else step
         for _ in range(3):
             step()
-        optimizer.finalize_variable_values(*([[weight]] if named else []))
+        optimizer.finalize_variable_values(*([[weight]] if is_named else []))
         found.append(weight.numpy().item())
     assert found[0] == found[1] != 1.5, "without the average, three steps lead to 1.5"
 
@@ -228,10 +233,15 @@ def test_an_option_that_the_family_does_not_have_is_a_value_error_that_says_so(f
         LossScaleOptimizer(family.sgd(), **{name: value})
 
 
-@pytest.mark.table("2-keras3-function", "1-tf2-eager", "0-tf2-eager", every=1)
-@compiled
-@pytest.mark.parametrize("step", [tf2_step, keras_step], ids=["tf2", "keras3"])
-@pytest.mark.parametrize("bad_at", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("bad_at", "step", "compiled"),
+    combinations(
+        [0, 1, 2],
+        named({"tf2": tf2_step, "keras3": keras_step}),
+        MODES,
+        usual=["2-keras3-function", "1-tf2-eager", "0-tf2-eager"],
+    ),
+)
 def test_a_skipped_micro_step_never_advances_iterations(compiled, step, bad_at):
     weight = tf.keras.Variable([1.0])
     optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, gradient_accumulation_steps=2)
@@ -249,10 +259,15 @@ def test_a_skipped_micro_step_never_advances_iterations(compiled, step, bad_at):
     assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 3
 
 
-@pytest.mark.table("{}-function", "{'clipnorm': 0.5}-eager", "{'gradient_accumulation_steps': 2}-eager", every=1)
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
-@compiled
-@pytest.mark.parametrize("kwargs", [{}, {"clipnorm": 0.5}, {"gradient_accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("kwargs", "compiled"),
+    combinations(
+        [{}, {"clipnorm": 0.5}, {"gradient_accumulation_steps": 2}],
+        MODES,
+        usual=["{}-function", "{'clipnorm': 0.5}-eager", "{'gradient_accumulation_steps': 2}-eager"],
+    ),
+)
 def test_multi_optimizer_takes_the_same_steps_and_skips_in_all_its_parts(compiled, kwargs):
     gradients = np.random.default_rng(0).normal(size=(5, 3, 2)).astype("float32")
     results = []

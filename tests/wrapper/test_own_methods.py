@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.cases import combinations
 from tf_lossscale import LossScaleOptimizer
 
 # Library -> its Keras, its SGD, and the methods that its `apply_gradients` passes (gradient, variable) pairs to.
@@ -75,9 +76,10 @@ def create(cls, *args, **options):
 WAYS = [(library, loop) for library in LIBRARIES for loop in ("own", "fit") if (library, loop) != ("tf1", "fit")]
 
 
-@pytest.mark.table("mixin before-keras3-fit", "instance-keras3-fit", "subclass-tf1-own", every=1)
-@pytest.mark.parametrize(("library", "loop"), WAYS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "library", "loop"),
+    combinations(PLACES, WAYS, usual=["mixin before-keras3-fit", "instance-keras3-fit", "subclass-tf1-own"]),
+)
 def test_apply_gradients_of_the_wrapper(library, loop, place):
     keras, inner, _ = LIBRARIES[library]
     cls = type(LossScaleOptimizer(inner(0.25)))
@@ -85,12 +87,14 @@ def test_apply_gradients_of_the_wrapper(library, loop, place):
     assert trained(keras, optimizer, loop) == (0.5 if place == "mixin after" else 0.75)
 
 
-@pytest.mark.table("instance-legacy-own-_aggregate_gradients", "instance, later-tf_keras-fit-apply_gradients", every=2)
 @pytest.mark.parametrize(
-    ("library", "loop", "method"),
-    [(library, loop, method) for library, loop in WAYS for method in LIBRARIES[library][2]],
+    ("place", "library", "loop", "method"),
+    combinations(
+        [*PLACES, "instance, later"],
+        [(library, loop, method) for library, loop in WAYS for method in LIBRARIES[library][2]],
+        usual=["instance-legacy-own-_aggregate_gradients", "instance, later-tf_keras-fit-apply_gradients"],
+    ),
 )
-@pytest.mark.parametrize("place", [*PLACES, "instance, later"])
 def test_methods_of_the_inner_optimizer(library, loop, method, place):
     keras, inner, _ = LIBRARIES[library]
     bare = trained(keras, clipping(create, inner, method, place.removesuffix(", later"), 0.25), loop)

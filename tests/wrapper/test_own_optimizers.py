@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import strategies
+from tests.cases import combinations
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.wrapper import registry
 
@@ -117,9 +118,14 @@ def expected(name):
     return list(zip(weights, (64, 32, 32, 16, 16), counts))
 
 
-@pytest.mark.table("function-Counting", "XLA-PlainObject", "eager-WithSlots", "eager-Module", every=1)
-@each_optimizer
-@pytest.mark.parametrize("way", ["eager", "function", "XLA"])
+@pytest.mark.parametrize(
+    ("way", "name"),
+    combinations(
+        ["eager", "function", "XLA"],
+        OPTIMIZERS,
+        usual=["function-Counting", "XLA-PlainObject", "eager-WithSlots", "eager-Module"],
+    ),
+)
 def test_it_trains_and_skips(name, way):
     inner = OPTIMIZERS[name]()
     optimizer, weight = LossScaleOptimizer(inner, initial_scale=64), tf.Variable(1.0)
@@ -132,8 +138,7 @@ def test_it_trains_and_skips(name, way):
     assert found == expected(name)
 
 
-@pytest.mark.table("WithSlots", "Counting", every=1)
-@each_optimizer
+@pytest.mark.parametrize("name", combinations(OPTIMIZERS, usual=["WithSlots", "Counting"]))
 def test_an_overflow_on_the_second_replica_alone_skips_the_step_and_each_step_counts_once(name):
     strategy = strategies.get("mirrored_2")
     with strategy.scope():

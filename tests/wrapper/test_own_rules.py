@@ -84,27 +84,6 @@ def test_a_rule_sees_sparse_gradients_and_missing_ones_and_runs_once_in_a_step(f
     assert weight.numpy() == 0.0
 
 
-def test_a_check_sees_a_nan_of_the_second_replica_though_the_caller_has_summed():
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        scale, weight = SkipsLargeNorms(), tf.Variable(1.0)
-        optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), loss_scale=scale)
-
-    @tf.function
-    def take(bad):
-        optimizer.get_scaled_loss(0.0)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        gradient = tf.where((replica == 1) & bad, np.nan, 24.0)
-        gradients = optimizer.get_unscaled_gradients([gradient])
-        optimizer.apply_gradients(zip(gradients, [weight]), experimental_aggregate_gradients=False)
-
-    norms = []
-    for bad in (False, True):
-        strategy.run(take, (tf.constant(bad),))
-        norms.append(scale.checked.values[0].numpy().item())
-    np.testing.assert_array_equal(norms, [3.0, np.nan])
-
-
 @pytest.mark.parametrize(
     ("returned", "error"),
     [

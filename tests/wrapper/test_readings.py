@@ -8,7 +8,8 @@ import sonnet
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
+from tests.cases import combinations
+from tests.families import ALL_FAMILIES, FAMILIES, families
 from tf_lossscale import LossScaleOptimizer, legacy
 
 INF, NAN = np.inf, np.nan
@@ -123,8 +124,13 @@ def test_the_state_is_not_read_while_a_graph_is_built():
             tf.function(read)()
 
 
-@pytest.mark.table("keras3-function", "tf1-eager", "tf_keras-eager", every=1)
-@calls
+@pytest.mark.parametrize(
+    ("family", "call"),
+    combinations(
+        CALLS,
+        usual=["keras3-function", "tf1-eager", "tf_keras-eager"],
+    ),
+)
 def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(family, call):
     variables = [tf.Variable([1.0, 1.0], name="kernel"), tf.Variable(1.0, name="bias"), tf.Variable(1.0, name="gamma")]
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, diagnose=True)
@@ -139,8 +145,13 @@ def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(f
     assert repr(report).splitlines()[1] == "kernel        3          5  inf, NaN"
 
 
-@pytest.mark.table("keras3-function", "tf_keras-eager", "tf1-eager", every=1)
-@calls
+@pytest.mark.parametrize(
+    ("family", "call"),
+    combinations(
+        CALLS,
+        usual=["keras3-function", "tf_keras-eager", "tf1-eager"],
+    ),
+)
 def test_a_variable_that_two_steps_train_with_other_variables_is_reported_with_the_overflows_of_both(family, call):
     shared, generator, critic = (tf.Variable(1.0, name=name) for name in ("shared", "head", "head"))
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=64, diagnose=True)
@@ -227,11 +238,14 @@ def test_a_legacy_step_without_gradients_records_nothing(compiled):
     assert weight.numpy() == 0.0
 
 
-@pytest.mark.table(
-    "keras3-function", "tf_keras-eager", "tf_keras_legacy-function", "tf1-eager", "sonnet-function", every=7
+@pytest.mark.parametrize(
+    ("family", "where"),
+    combinations(
+        ALL_FAMILIES,
+        ["eager", "function"],
+        usual=["keras3-function", "tf_keras-eager", "tf_keras_legacy-function", "tf1-eager", "sonnet-function"],
+    ),
 )
-@pytest.mark.parametrize("where", ["eager", "function"])
-@all_families
 def test_an_if_on_the_last_step_tells_skipped_from_applied_steps_on_and_across_replicas(family, where):
     strategy = strategies.get("mirrored_2")
     if family.name == "sonnet":  # refuses other strategies

@@ -10,6 +10,7 @@ import tf_keras
 
 import tf_lossscale
 from tests import strategies
+from tests.cases import combinations
 from tests.rules import OF_USERS, RULES, Described
 from tf_lossscale import LossScaleOptimizer
 
@@ -20,10 +21,9 @@ NEVER_SKIP = ("fixed", "tf23_fixed", "schedule", "mindspore_applying")
 # Rules whose config does not contain the class or its variables. A saved file loses the rule, and a warning says so.
 WITHOUT_CONFIG = ("contrib", "schedule", "small_norms", "quarters", "counting", "shared", "mindspore_own")
 CLASSES = {"Described": Described}
-# The first tier has rules of the package that move and do not move, and a user's with and without a config.
-FIRST = ("dynamic", "fixed_skip", "quarters", "described")
-WIDE = pytest.mark.wide("takes another rule along the same branches")
-each_rule = pytest.mark.parametrize("rule", [pytest.param(rule, marks=() if rule in FIRST else WIDE) for rule in RULES])
+# Rules of the package that move and do not move, and a user's with and without a config.
+USUAL = ("dynamic", "fixed_skip", "quarters", "described")
+each_rule = pytest.mark.parametrize("rule", combinations(RULES, usual=USUAL, others=pytest.mark.slow))
 
 
 def made(rule, **kwargs):
@@ -200,10 +200,10 @@ def fitted(rule, keras):
     ("keras", "ending"),
     [
         (tf.keras, ".keras"),
-        pytest.param(tf.keras, ".h5", marks=WIDE),
-        pytest.param(tf_keras, ".keras", marks=WIDE),
         (tf_keras, ""),
-        pytest.param(tf_keras, ".h5", marks=WIDE),
+        pytest.param(tf.keras, ".h5", marks=pytest.mark.slow),
+        pytest.param(tf_keras, ".keras", marks=pytest.mark.slow),
+        pytest.param(tf_keras, ".h5", marks=pytest.mark.slow),
     ],
 )
 def test_a_saved_model_has_the_rule_or_a_warning_names_it(rule, keras, ending, tmp_path, caplog):

@@ -70,17 +70,6 @@ def test_a_nan_of_one_optimizer_on_one_replica_skips_all_on_all(family, compiled
         assert [float(c) for c in strategy.experimental_local_results(variable)] == [value] * 2
 
 
-def test_in_a_session_the_step_is_what_the_call_returns():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        shared = SharedLossScale(64)
-        optimizers, weights = pair(ALL_FAMILIES[3], shared), [tf.Variable(1.0), tf.Variable(1.0)]
-        gradients = tf.compat.v1.placeholder(tf.float32, [2])
-        step = together(shared, optimizers, weights, gradients)
-        session.run(tf.compat.v1.global_variables_initializer())
-        assert [session.run(step, {gradients: [value, 1.0]}) for value in (np.nan, 1.0)] == [False, True]
-        assert session.run([*weights, optimizers[0].loss_scale]) == [0.5, 0.5, 32.0]
-
-
 def test_conditions_loops_and_inner_functions_hold_for_the_joint_step():
     shared = SharedLossScale(8)
     optimizers, weights = pair(FAMILIES[0], shared), [tf.Variable(0.0), tf.Variable(0.0)]

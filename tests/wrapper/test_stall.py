@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.families import ALL_FAMILIES, all_families
+from tests.cases import MODES, combinations
+from tests.families import ALL_FAMILIES
 from tf_lossscale import DynamicLossScale, LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
 
@@ -36,8 +37,14 @@ def made(family=ALL_FAMILIES[0], compiled=False, **kwargs):
     return optimizer, take
 
 
-@all_families
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    ("family", "compiled"),
+    combinations(
+        ALL_FAMILIES,
+        MODES,
+        usual=["keras3-function", "tf_keras-eager", "tf_keras_legacy-function", "tf1-eager", "sonnet-function"],
+    ),
+)
 def test_the_hundredth_skipped_step_warns_once_a_stall_and_says_what_to_try(family, compiled, warnings, printed):
     _, take = made(family, compiled)
     for _ in range(2):

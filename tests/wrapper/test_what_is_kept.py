@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
@@ -128,15 +128,3 @@ def test_what_the_table_says_is_kept_and_all_else_is_new(family, way, variant, t
     new = made(family).state()
     assert optimizer.state() == {name: (STATE if name in kept else new)[name] for name in STATE}
     assert bool(optimizer.overflow_report()) == ("overflow_report()" in kept)
-
-
-@pytest.mark.parametrize("ending", [".keras", ".h5"])
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
-def test_a_fixed_scale_that_skips_steps_keeps_the_counts_of_past_steps(family, ending, tmp_path):
-    model = family.keras.Sequential([family.keras.Input((2,)), family.keras.layers.Dense(1)])
-    optimizer = LossScaleOptimizer(family.adam(), dynamic=False, initial_scale=1, skip_nonfinite=True)
-    model.compile(optimizer, family.keras.losses.MeanSquaredError())
-    model.fit(np.full((4, 2), np.inf), np.zeros((4, 1)), batch_size=2)
-    loaded = saved(ending)(family, model, str(tmp_path / "file"))
-    assert loaded.state() == optimizer.state()
-    assert int(loaded.skipped_steps) == 2

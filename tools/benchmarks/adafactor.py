@@ -1,9 +1,9 @@
 """Compares this package's Adafactor with Keras 3's Adafactor and Adam and with PyTorch's Adafactor.
 
-    python -m tools.benchmarks.adafactor [--repetitions 30] [--json FILE]
+    python -m tools.benchmarks.adafactor [--repetitions 30]
 
 Measures the time of a step and the size of the optimizer's state. All optimizers run in one process. Each round times
-one step of every optimizer, in a new random order. The last column of the table is the time of this package's Adafactor
+one step of every optimizer; the order rotates. The last column of the table is the time of this package's Adafactor
 divided by the time of Keras 3's Adafactor, as the median over the rounds. The state sizes of the TensorFlow optimizers
 exclude `iterations` and the learning rate.
 
@@ -13,13 +13,9 @@ and XLA.
 
 import argparse
 import importlib.util
-import json
 import os
-import pathlib
 import platform
-import random
 import statistics
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # OMP_WAIT_POLICY=passive keeps PyTorch's idle threads from spinning while other libraries are timed.
@@ -28,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import tensorflow as tf
 
 from tf_lossscale.optimizers import Adafactor
+from tools.benchmarks import clock
 
 WORKLOADS = {
     "100 x (256,)": [(256,)] * 100,
@@ -74,68 +71,39 @@ def torch_contender(shapes):
     return optimizer.step, sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
 
-def measure(steps, repetitions):
-    """Time the step functions, and return two dictionaries, whose keys are the names of the optimizers.
-
-    The first dictionary contains the median time of each optimizer's step, in seconds. The second contains a ratio for
-    each optimizer: the time of this package's Adafactor divided by the optimizer's time, as the median over the rounds.
-    """
-    for step in steps.values():
-        for _ in range(3):
-            step()
-    times = {name: [] for name in steps}
-    order = random.Random(0)
-    for _ in range(repetitions):
-        for name in order.sample(list(steps), len(steps)):
-            start = time.perf_counter()
-            steps[name]()
-            times[name].append(time.perf_counter() - start)
-    seconds = {name: statistics.median(taken) for name, taken in times.items()}
-    return seconds, {
-        name: statistics.median(ours / t for ours, t in zip(times[OURS], taken)) for name, taken in times.items()
-    }
-
-
 def kilobytes(size):
     return f"{size / 1000:,.0f} kB"
 
 
 def main(arguments=None):
-    """Print a table of times and a table of state sizes. With `--json FILE`, also write the results to a file."""
+    """Print a table of times and a table of state sizes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args(arguments)
     torch = [TORCH] if importlib.util.find_spec("torch") else []
     names = [*MAKERS, *torch]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}\n")
     print(f"| parameters | mode | {' | '.join(names)} | time of tf-lossscale : Keras 3's |")
     print("|---|---|" + "---|" * (len(names) + 1))
-    rows, states = [], {}
+    states = {}
     for workload in arguments.workloads:
         shapes = WORKLOADS[workload]
         for mode in arguments.modes:
             made = {name: contender(make, shapes, mode) for name, make in MAKERS.items()}
             made.update({name: torch_contender(shapes) for name in torch})
             states[workload] = {name: size for name, (_, size) in made.items()}
-            seconds, ratios = measure({name: step for name, (step, _) in made.items()}, arguments.repetitions)
-            rows.append({"workload": workload, "mode": mode, "seconds": seconds, "ratios": ratios})
+            times = clock.in_turns({name: step for name, (step, _) in made.items()}, 0, least=arguments.repetitions)
+            seconds = {name: statistics.median(each.wall) for name, each in times.items()}
+            ratio = clock.ratios(times, PEER)[OURS]["wall"]
             cells = " | ".join(f"{1000 * seconds[name]:.1f} ms" for name in names)
-            print(f"| {workload} | {mode} | {cells} | {ratios[PEER]:.2f} |", flush=True)
+            print(f"| {workload} | {mode} | {cells} | {ratio:.2f} |", flush=True)
     print(f"\n| parameters | size | state: {' | '.join(names)} |")
     print("|---|---|" + "---|" * len(names))
     for workload, sizes in states.items():
         own = sum(4 * tf.TensorShape(shape).num_elements() for shape in WORKLOADS[workload])
         print(f"| {workload} | {kilobytes(own)} | {' | '.join(kilobytes(sizes[name]) for name in names)} |")
-    if arguments.json:
-        temporary = arguments.json.with_suffix(".tmp")
-        temporary.write_text(
-            json.dumps({"tensorflow": tf.__version__, "cores": os.cpu_count(), "rows": rows, "state": states}, indent=1)
-        )
-        os.replace(temporary, arguments.json)
-    return rows, states
 
 
 if __name__ == "__main__":

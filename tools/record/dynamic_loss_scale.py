@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-from .values import array, outcome, plain, typed
+from .values import array, numbers, outcome, plain, typed
 
 V1 = tf.__version__.startswith("1.")
 if V1:
@@ -120,11 +120,6 @@ def running(mode, kwargs):
     if mode.startswith("graph"):
         return Graph(kwargs, v2=mode == "graph_cfv2" if V1 else mode == "graph")
     return {"eager": Eager, "function": Function}[mode](kwargs)
-
-
-def numbers(kwargs):
-    """Return recorded arguments. JSON represents infinity and NaN as strings."""
-    return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in kwargs.items()}
 
 
 def traces(case, cases):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import calls, training
-from .values import array, outcome, plain, type_name, typed
+from .values import array, numbers, outcome, plain, type_name, typed
 
 
 class Original:
@@ -135,11 +135,6 @@ ORIGINALS = {
     "lso_tfkeras221_new": lambda: TfKeras(legacy=False),
     "keras3_lso": Keras3,
 }
-
-
-def numbers(config):
-    """Return recorded arguments. JSON represents infinity and NaN as strings."""
-    return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in config.items()}
 
 
 def replay(original, case, initial):

@@ -51,3 +51,8 @@ def outcome(function, *arguments):
 
 def array(value, dtype="float64"):
     return np.array(value, dtype=object).astype("float64").astype(dtype)
+
+
+def numbers(config):
+    """Return recorded arguments, in which infinity and NaN are strings, as Python numbers."""
+    return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in config.items()}

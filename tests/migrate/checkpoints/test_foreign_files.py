@@ -11,8 +11,6 @@ from tests.families import FAMILIES
 from tf_lossscale import LossScaleOptimizer, cli, migrate
 from tf_lossscale.migrate.checkpoints import read
 
-pytestmark = pytest.mark.wide("files that somebody else wrote")
-
 SECRET = b"my secret key!!!"  # 16 bytes: four float32
 
 
@@ -58,7 +56,6 @@ def link_of_a_group(file, name, folder):
     file[group] = h5py.ExternalLink(str(folder / "other.h5"), "group")
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("way", [external, virtual, external_link, soft_link, link_of_a_group])
 @pytest.mark.parametrize("kind", [".h5", ".weights.h5"])
 def test_hdf5_files_that_lead_to_other_files_are_refused(saved, tmp_path, capsys, kind, way):
@@ -122,7 +119,6 @@ UNFIT = [
 ]
 
 
-@pytest.mark.first
 @pytest.mark.parametrize(("name", "value", "message"), UNFIT, ids=str)
 def test_a_value_that_does_not_fit_is_refused_before_anything_changes(name, value, message, tmp_path, capsys):
     path = crafted(tmp_path, **{name: value})
@@ -161,7 +157,6 @@ def test_after_an_assignment_that_fails_every_variable_has_its_old_value(error, 
     np.testing.assert_equal([np.array(each) for each in state], before)
 
 
-@pytest.mark.first
 def test_values_of_a_lower_precision_are_noted_and_values_beyond_its_range_are_refused(tmp_path):
     optimizer, variables, _ = optimizer_and_variables("float16")
     *_, note = migrate.restore(crafted(tmp_path, bias=[0.1, 0.5]), optimizer, variables).notes
@@ -187,7 +182,6 @@ def test_a_checkpoint_file_leads_only_into_its_own_folder_unless_its_target_is_p
     assert cli.main(["inspect", str(folder)]) == 0
 
 
-@pytest.mark.first
 def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys):
     evil = "a\x1b[2J\x9b\u202e\nfaked line"
     variables = {name: tf.Variable([1.0], name="variable") for name in (evil, "b")}
@@ -210,6 +204,7 @@ def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys
         assert all(each.isprintable() for each in text.replace("\n", "")) and "\nfaked" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [LossScaleOptimizer, FAMILIES[0].keras.optimizers.LossScaleOptimizer])
 def test_scale_and_counter_of_a_model_file_are_read_as_they_were(wrapper, tmp_path):
     keras = FAMILIES[0].keras

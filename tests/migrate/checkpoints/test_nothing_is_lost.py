@@ -14,9 +14,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.cases import combinations
 from tf_lossscale import DynamicLossScale, LossScaleOptimizer, migrate
-
-pytestmark = pytest.mark.wide("what test_restore.py restores, value by value")
 
 KERAS = {"keras3": tf.keras, "tf_keras": tf_keras, "legacy": tf_keras}
 LIBRARIES = {**{name: keras.optimizers for name, keras in KERAS.items()}, "legacy": tf_keras.optimizers.legacy}
@@ -48,12 +47,6 @@ OF_ANY_CLASS = {"average": "_model_variables_moving_average", "gradient_accumula
 EMA = {"use_ema": True, "ema_momentum": 0.75}
 EMA_ONLY = ("ema_momentum", "ema_overwrite_frequency")
 MICRO_STEPS = {"gradient_accumulation_steps": 4}
-# The options of every class in each library.
-OPTIONS = {
-    "keras3": [EMA, MICRO_STEPS, {**EMA, **MICRO_STEPS}, {"clipnorm": 2.0}, {"weight_decay": 0.25}],
-    "tf_keras": [EMA, {"clipnorm": 2.0}, {"weight_decay": 0.25}],
-    "legacy": [{"clipnorm": 2.0}, {"decay": 0.25}],
-}
 WRAPPERS = {
     "plain": lambda optimizer: optimizer,
     "hysteresis": lambda optimizer: LossScaleOptimizer(optimizer, initial_scale=64.0, hysteresis=3),
@@ -92,28 +85,38 @@ class Case:
         return "-".join(part for part in parts if part not in ("plain", 0.5, 0.25))
 
 
-def cases():
-    """Every option is kept, lost and added, in each library that has it; every wrapper goes into every other."""
-    for old in LIBRARIES:
-        for name, options in CLASSES.items():
-            if (old, name) == ("legacy", "AdamW"):
-                continue
-            yield Case(old, name, options, "tf_keras" if old == "keras3" else "keras3", options)
-            yield Case(old, name, options, "keras3", {}, ("checkpoint",))
-            yield Case(old, name, {}, "tf_keras" if old == "legacy" else old, options, ("h5",))
-        for more in OPTIONS[old]:
-            yield Case(old, "Adam", more, old, more)
-            yield Case(old, "Adam", more, "tf_keras" if old == "keras3" else "keras3", {})
-            yield Case(old, "Adam", {}, old, more, ("live",))
-        for pair in itertools.product(WRAPPERS, WRAPPERS):
-            if old != "keras3" or "Keras's, fixed" not in pair:
-                kinds = KINDS if pair[1] == "hysteresis" else ("h5",)
-                yield Case(old, "SGD", {"momentum": 0.75}, old, {"momentum": 0.75}, kinds, pair)
-        yield Case(old, "Adam", {}, "keras3", {}, rates=("schedule", 0.25))
-        yield Case(old, "Adam", {}, "keras3", {}, ("live",), rates=(0.5, "schedule"))
-    yield Case("keras3", "Adam", MICRO_STEPS, "keras3", {"gradient_accumulation_steps": 3})
-    yield Case("keras3", "Adam", MICRO_STEPS, "legacy", {})
-    yield Case("tf_keras", "RMSprop", CLASSES["RMSprop"] | EMA, "keras3", CLASSES["RMSprop"] | EMA | MICRO_STEPS)
+SGD = {"momentum": 0.75}
+CASES = [
+    Case("legacy", "Adam", CLASSES["Adam"], "keras3", {}, ("checkpoint",)),
+    Case("legacy", "Ftrl", CLASSES["Ftrl"], "keras3", {}, ("checkpoint",)),
+    Case("tf_keras", "Adagrad", CLASSES["Adagrad"], "keras3", CLASSES["Adagrad"], ("live",)),
+    Case("keras3", "Nadam", {}, "keras3", CLASSES["Nadam"], ("h5",)),
+    Case("keras3", "Adam", {**EMA, **MICRO_STEPS}, "keras3", {**EMA, **MICRO_STEPS}),
+    Case("keras3", "Adam", {**EMA, **MICRO_STEPS}, "tf_keras", {}),
+    Case("keras3", "Adam", {}, "keras3", EMA, ("live",)),
+    Case("keras3", "Adam", {}, "keras3", MICRO_STEPS, ("live",)),
+    Case("keras3", "Adam", MICRO_STEPS, "keras3", {"gradient_accumulation_steps": 3}),
+    Case("tf_keras", "RMSprop", CLASSES["RMSprop"] | EMA, "keras3", CLASSES["RMSprop"] | EMA | MICRO_STEPS),
+    Case("legacy", "Adam", {"clipnorm": 2.0, "decay": 0.25}, "keras3", {}),
+    Case("tf_keras", "Adam", {"weight_decay": 0.25}, "keras3", {}),
+    Case("legacy", "Adam", {}, "keras3", {}, rates=("schedule", 0.25)),
+    Case("keras3", "Adam", {}, "keras3", {}, ("live",), rates=(0.5, "schedule")),
+    *(
+        Case(library, "SGD", SGD, library, SGD, kinds, wrappers)
+        for library, *wrappers, kinds in (
+            ("legacy", "hysteresis", "dynamic", ("h5",)),
+            ("legacy", "plain", "hysteresis", KINDS),
+            ("legacy", "fixed at 512", "Keras's", ("h5",)),
+            ("legacy", "Keras's, fixed", "plain", ("h5",)),
+            ("tf_keras", "Keras's, fixed", "Keras's", ("h5",)),
+            ("tf_keras", "dynamic", "fixed at 8", ("h5",)),
+            ("tf_keras", "fixed at 512", "hysteresis", KINDS),
+            ("keras3", "fixed at 512", "fixed at 8", ("h5",)),
+            ("keras3", "Keras's", "hysteresis", KINDS),
+            ("keras3", "hysteresis", "plain", ("h5",)),
+        )
+    ),
+]
 
 
 def model_of(library):
@@ -267,23 +270,12 @@ def require_nothing_lost(case, kind, tmp_path):
         assert not notes
 
 
-@pytest.mark.table(
-    "tf_keras-RMSprop-momentum-centered-use_ema-ema_momentum-to-keras3-momentum-centered-use_ema-ema_momentum-gradient_accumulation_steps-live",
-    "legacy-SGD-momentum-to-legacy-momentum-hysteresis-dynamic-h5",
-    "legacy-Adam-amsgrad-beta_1-to-keras3-checkpoint",
-    "tf_keras-Adagrad-epsilon-to-keras3-epsilon-live",
-    "legacy-SGD-momentum-to-legacy-momentum-fixed at 512-Keras's-h5",
-    "keras3-Nadam-to-keras3-beta_2-h5",
-    "legacy-SGD-momentum-to-legacy-momentum-Keras's, fixed-h5_0",
-    "keras3-Adam-to-keras3-use_ema-ema_momentum-live",
-    "legacy-Ftrl-l1_regularization_strength-to-keras3-checkpoint",
-    every=1,
-)
-@pytest.mark.parametrize(("case", "kind"), [(case, kind) for case in cases() for kind in case.kinds], ids=str)
+@pytest.mark.parametrize(("case", "kind"), [(case, kind) for case in CASES for kind in case.kinds], ids=str)
 def test_each_value_is_restored_or_named(case, kind, tmp_path):
     require_nothing_lost(case, kind, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "kind"), [("tf_keras", "SavedModel"), ("legacy", "SavedModel"), ("keras3", "keras"), ("tf_keras", "keras")]
 )
@@ -293,15 +285,19 @@ def test_each_value_of_a_whole_model_is_restored_or_named(old, kind, tmp_path):
     require_nothing_lost(case, kind, tmp_path)
 
 
-@pytest.mark.table(
-    *(f"{kind}-{library}-{library}-Nadam" for kind in ("checkpoint", "h5") for library in LIBRARIES),
-    "live-tf_keras-tf_keras-Nadam",
-    every=9,
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "name"),
+    combinations(
+        KINDS,
+        LIBRARIES,
+        LIBRARIES,
+        CLASSES,
+        usual=[
+            *(f"{kind}-{library}-{library}-Nadam" for kind in ("checkpoint", "h5") for library in LIBRARIES),
+            "live-tf_keras-tf_keras-Nadam",
+        ],
+    ),
 )
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("new", LIBRARIES)
-@pytest.mark.parametrize("old", LIBRARIES)
-@pytest.mark.parametrize("kind", KINDS)
 def test_after_a_skipped_step_the_next_steps_are_those_of_the_old_optimizer_or_a_note_says_why(
     kind, old, new, name, tmp_path
 ):

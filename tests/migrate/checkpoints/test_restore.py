@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
+from tests.cases import combinations
 from tf_lossscale import LossScaleOptimizer, migrate
 from tf_lossscale.migrate.checkpoints.read import read
 
@@ -369,10 +370,15 @@ def first_of_two_frozen(keras):
     return of_layers(keras, keras.layers.Dense(4, trainable=False), keras.layers.Dense(4))
 
 
-@pytest.mark.table("keras3-first_of_two_frozen-.h5", every=1)
-@pytest.mark.parametrize("suffix", [".keras", ".h5"])
-@pytest.mark.parametrize("make", [batch_and_layer_normalized, first_of_two_frozen])
-@pytest.mark.parametrize("library", NEW)
+@pytest.mark.parametrize(
+    ("library", "make", "suffix"),
+    combinations(
+        NEW,
+        [batch_and_layer_normalized, first_of_two_frozen],
+        [".keras", ".h5"],
+        usual=["keras3-first_of_two_frozen-.h5"],
+    ),
+)
 def test_no_slot_of_a_model_file_goes_to_a_variable_that_was_not_trained(library, make, suffix, tmp_path):
     keras = tf.keras if library == "keras3" else tf_keras
     old, new = (trained(make(keras)) for _ in range(2))

@@ -1,11 +1,14 @@
 """The codemod's cases, and what holds for every file that it is given."""
 
 import collections
+import contextlib
 import difflib
 import io
 import tokenize
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from tests.migrate.codemod import case_files
 from tf_lossscale.migrate.codemod.migrate_file import migrate
@@ -82,6 +85,12 @@ def test_encoding_line_ends_and_the_end_of_the_file_stay(encoding, cookie, newli
 )
 def test_a_file_without_uses_is_the_same_bytes(source):
     assert migrate(source) == (source, ())
+
+
+@hypothesis.given(st.text(st.sampled_from("ab=():\n\r\t #'\\\x0c"), max_size=60))
+def test_any_text_without_uses_is_left_as_it_is_or_refused(source):
+    with contextlib.suppress(ValueError):
+        assert migrate(source.encode()).source == source.encode()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tests.defaults.seen import seen
 from tests.families import FAMILIES
+from tests.terminal.seen import seen
 from tf_lossscale.amp import Model, OverflowMonitor
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests.defaults.seen import process, seen
+from tests.terminal.seen import process, seen
 from tests.test_cli import exit_code
 from tf_lossscale import cli
 

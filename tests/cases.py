@@ -1,0 +1,45 @@
+"""The cases of tests that combine several parameters."""
+
+import itertools
+
+import pytest
+
+from tests import strategies
+
+
+def named(values):
+    """Return the values of a dictionary for `parametrize`, with its keys as their ids."""
+    return [pytest.param(value, id=name) for name, value in values.items()]
+
+
+MODES = named({"eager": False, "function": True})
+
+
+def _id(value):
+    return getattr(value, "__name__", None) or getattr(value, "name", None) or str(value)
+
+
+def _param(case):
+    """Return one of the cases of `parametrize` as a pytest.param with an id. A tuple holds several arguments."""
+    if not hasattr(case, "marks"):
+        case = pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
+    return case._replace(id=case.id or "-".join(map(_id, case.values)))
+
+
+def combinations(*axes, usual, others=pytest.mark.exhaustive):
+    """Return the cases for `parametrize` of all combinations, of which only those in `usual` run in `make test`.
+
+    Args:
+        *axes: for each parameter its values, as `parametrize` takes them.
+        usual: the ids of the cases without a marker, such as "function-keras3".
+        others: the marker of all other cases.
+    """
+    cases = []
+    for parts in itertools.product(*([*map(_param, axis)] for axis in axes)):
+        name = "-".join(part.id for part in parts)
+        marks = [mark for part in parts for mark in part.marks] + ([] if name in usual else [others])
+        cases.append(pytest.param(*(value for part in parts for value in part.values), id=name, marks=marks))
+    unknown = {*usual} - {case.id for case in cases}
+    if unknown and not strategies.ROLE:  # over several processes, other strategies are tested
+        raise ValueError(f"these are the ids of no combination: {sorted(unknown)}")
+    return cases

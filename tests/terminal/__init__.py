@@ -1,0 +1,1 @@
+"""What commands and monitors print in a terminal of 80 columns."""
