@@ -86,7 +86,7 @@ def tests(session, tensorflow, libraries):
         "pytest",
         "-q",
         "-m",
-        "not slow",
+        "not (exhaustive or gpu or tpu)",
         *(session.posargs or TESTS[libraries]),
         env=ENVIRONMENT,
     )
@@ -111,7 +111,16 @@ def next_releases(session):
     session.install("--pre", "tensorflow", "keras-nightly", "tf-keras-nightly")
     session.install(".", "dm-sonnet", "h5py", "tensorboard", *ALONE)
     listed = session.run("python", "-c", "import tensorflow; print(tensorflow.__version__)", silent=True)
-    run = ("python", "-m", "pytest", "-q", "-rf", "-m", "not slow", *(session.posargs or TESTS["next"]))
+    run = (
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-rf",
+        "-m",
+        "not (exhaustive or gpu or tpu)",
+        *(session.posargs or TESTS["next"]),
+    )
     output = session.run(*run, env=ENVIRONMENT, silent=True, success_codes=[0, 1])
     session.log(output)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
