@@ -5,8 +5,9 @@
     step(gradients, apply, skip, aggregate):
         sum the gradients over the replicas, unless `aggregate` is False
         decide(gradients):  finite = check(gradients)
-                            apply(gradients) if finite, otherwise skip()
-                            count the step; move(finite)
+                            if finite:  apply(gradients), then count the step
+                            otherwise:  count the step, then skip()
+                            move(finite)
 
 In eager mode `decide` is an `if` of Python, in a graph it is one `tf.cond`. Without merge calls, each replica decides.
 With them, `decide` runs once, in the cross-replica context, on the first replica's gradients. TensorFlow refuses the
@@ -44,6 +45,7 @@ WHAT_TO_TRY = (
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
 #: Objects whose method `_stepped` is called at the start of a step, and `_skipped` in the branch that skips it.
+#: `keep_state` adds such objects.
 watchers: list[Any] = []
 
 

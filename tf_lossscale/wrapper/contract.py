@@ -34,9 +34,14 @@ from tf_lossscale.wrapper.shared import SharedLossScale
 
 # Maps each method to whether scaled gradients follow it in `apply_gradients`, in `apply`, and in an `apply` that takes
 # both kinds. "inside" stands for `scale_inside`.
-_APPLY_GRADIENTS = {"scale_loss": True, "get_scaled_loss": False, "get_unscaled_gradients": False, "inside": False}
-_APPLY = {**_APPLY_GRADIENTS, "get_scaled_loss": True}
-_APPLY_EITHER = {method: scaled for method, scaled in _APPLY.items() if method != "get_scaled_loss"}
+_SCALED_IN_APPLY_GRADIENTS = {
+    "scale_loss": True,
+    "get_scaled_loss": False,
+    "get_unscaled_gradients": False,
+    "inside": False,
+}
+_SCALED_IN_APPLY = {**_SCALED_IN_APPLY_GRADIENTS, "get_scaled_loss": True}
+_SCALED_IN_EITHER_APPLY = {method: scaled for method, scaled in _SCALED_IN_APPLY.items() if method != "get_scaled_loss"}
 _TWO_WAYS_OUT = (
     "Write every step in one of two ways: pass gradients of the scaled loss to apply(gradients, variables), which "
     "always divides them by the loss scale; or call get_unscaled_gradients(gradients) right before apply_gradients() "
@@ -94,7 +99,7 @@ class Contract:
 
     def called(self, method: str) -> None:
         """Record a call to a method."""
-        places, scaled = _places(), _APPLY_GRADIENTS[method]
+        places, scaled = _places(), _SCALED_IN_APPLY_GRADIENTS[method]
         call = _Call(method)
         with self._lock:
             self._ever.add(method)
@@ -156,7 +161,7 @@ class Contract:
     def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
         marks = _marks_of(gradients, loss_scale)
-        decision = self._decide(marks, _APPLY_GRADIENTS, otherwise=False)
+        decision = self._decide(marks, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
         # Another optimizer with the same loss scale may have scaled the loss.
         shared = isinstance(loss_scale, SharedLossScale)
         forgotten = {"get_unscaled_gradients"} if shared else {"get_scaled_loss", "get_unscaled_gradients"}
@@ -183,7 +188,7 @@ class Contract:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
         marks = _marks_of(gradients, loss_scale)
         if may_be_unscaled:
-            decision = self._decide(marks, _APPLY_EITHER, otherwise=True)
+            decision = self._decide(marks, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
             decision = Decision(True, _places())
             self._require_not_unscaled({scaled for scaled, _ in marks}, decision.places)
@@ -243,7 +248,7 @@ class Contract:
             earlier = self._calls_in(places)
             fresh = [call for call in earlier if not call.is_followed]
             calls = fresh[:1] if fresh and places != [_EAGER] else [*fresh, *self._waiting(places)]
-            answers = {_APPLY[call.method] for call in calls or [_Call("scale_loss"), *earlier]}
+            answers = {_SCALED_IN_APPLY[call.method] for call in calls or [_Call("scale_loss"), *earlier]}
         if False in marks or answers == {False}:
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "

@@ -256,7 +256,7 @@ class LossScaleOptimizer(Saving):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
-        _warn_if_loss_cannot_hold(loss, lambda: self._times_own(self.scaler._current()))
+        _warn_if_loss_cannot_hold(loss, lambda: self._times_loss_scale_factor(self.scaler._current()))
         return self._scaled("get_scaled_loss", loss)
 
     @overload
@@ -299,7 +299,7 @@ class LossScaleOptimizer(Saving):
             return lambda: self._scaled(method, loss())
         if method == "scale_loss":
             loss = tf.nest.map_structure(_at_least_float32, loss)
-        factor = self._times_own(self.scaler._factor_of_loss())
+        factor = self._times_loss_scale_factor(self.scaler._factor_of_loss())
         scaled = scaling.scale_loss(loss, factor)
         self._contract.called(method)
         contract.mark([factor, scaled], self.scaler, True)
@@ -371,7 +371,7 @@ class LossScaleOptimizer(Saving):
         """
 
         def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
-            factor = self._times_own(self.scaler._current())
+            factor = self._times_loss_scale_factor(self.scaler._current())
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
             self._contract.unscaled_inside()
             return self._family._unscale(gradients, factor)
@@ -397,9 +397,9 @@ class LossScaleOptimizer(Saving):
 
     def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
         """Return the factor that multiplied the loss of gradients."""
-        return self._times_own(self.scaler._factor_of_gradients(gradients))
+        return self._times_loss_scale_factor(self.scaler._factor_of_gradients(gradients))
 
-    def _times_own(self, scale: tf.Tensor) -> tf.Tensor:
+    def _times_loss_scale_factor(self, scale: tf.Tensor) -> tf.Tensor:
         """Multiply a scale by Keras 3's `loss_scale_factor`, if it is set."""
         factor = vars(self).get("loss_scale_factor")
         return scale if factor is None else scale * factor
