@@ -11,6 +11,7 @@ import pytest
 import tf_lossscale
 
 PACKAGE = pathlib.Path(tf_lossscale.__file__).parent
+FAMILIES = "tf_lossscale.families"
 
 # Each room may import from those before it.
 ROOMS = (
@@ -55,17 +56,18 @@ MODULES = {
 
 
 def test_imports_run_one_way_and_only_a_family_knows_its_library():
-    of_families = position("tf_lossscale.families.keras3")
+    of_families = position(f"{FAMILIES}.keras3")
     for name, path in MODULES.items():
-        own, targets = position(name), set(imported(path))
-        if own is None:
+        room, targets = position(name), set(imported(path))
+        if room is None:
             continue
         for target in targets:
             if target.startswith("tf_lossscale.") and position(target) is not None:
-                assert position(target) <= own, f"{name} must not import {target}"
-                if own == of_families == position(target) and target.count(".") > 1:
-                    assert target.startswith(name), "a family knows no other family"
-        if own < of_families:
+                assert position(target) <= room, f"{name} must not import {target}"
+                if room == of_families == position(target) and target.count(".") > 1:
+                    # An adapter inside the package may use the wrapper class of families that users register.
+                    assert target.startswith((name, f"{FAMILIES}.register_family")), "a family knows no other family"
+        if room < of_families:
             assert not {target.split(".")[0] for target in targets} & {"keras", "tf_keras", "sonnet"}, name
 
 
