@@ -93,7 +93,7 @@ def _code(lines: list[str]) -> str:
 
 
 def _span(line: str) -> str:
-    indent = len(line) - len(line.lstrip())
+    indent = min(len(line) - len(line.lstrip()), 8)  # lines may be aligned with a distant bracket
     return "&nbsp;" * indent + "`" + line.strip().replace("|", "\\|") + "`"
 
 

@@ -7,7 +7,7 @@ import pytest
 import sonnet
 import tensorflow as tf
 
-from tests.families import FAMILIES
+from tests.families import FAMILIES, NoKeras3
 from tf_lossscale.diagnosis import activation_report
 
 kerases = pytest.mark.parametrize("keras", [each.keras for each in FAMILIES[:2]], ids=["keras3", "tf_keras"])
@@ -161,8 +161,24 @@ ADVICE = {
     weights: "`head` has infinite or NaN weights: restore an older checkpoint.",
     a_logarithm: "`log` computes infinity or NaN in float32: look for a division by zero or log(0).",
     data: "The input of `hidden` is already infinite or NaN: look at where it comes from.",
-    nothing: "Every layer's output is finite, and so is the loss.",
+    nothing: "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients overflow.",
 }
+
+
+@pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="Keras 2 casts the inputs of these layers")
+@pytest.mark.parametrize("dtype", ["mixed_float16", "float32"])
+@pytest.mark.parametrize("before", ["mixed_float16", "float32"])
+def test_a_layer_of_keras_3_that_does_not_cast_its_inputs_needs_float32_before_it(before, dtype):
+    layer = tf.keras.layers.LayerNormalization(dtype=dtype, name="norm")
+    first = tf.keras.layers.Dense(4, dtype=before)
+    model = tf.keras.Sequential([tf.keras.Input((4,)), first, layer, tf.keras.layers.Dense(1, dtype="float32")])
+    layer.gamma.assign([1e5] * 4)
+    report = activation_report(model, tf.random.stateless_normal([8, 4], [0, 1]))
+    if "float16" not in before + dtype:
+        assert report.first is None
+    else:
+        them = "it and the layer before it" if before == "mixed_float16" else "it"
+        assert report.first.advice == f"`norm` casts weights of 1e+05 to float16: give {them} dtype float32."
 
 
 @kerases

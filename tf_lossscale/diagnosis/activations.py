@@ -98,8 +98,8 @@ class ActivationReport:
         if bad is not None:
             return f"The input of `{bad.layer}` is already infinite or NaN: look at where it comes from."
         if self.rows and self.rows[-1].layer == _LOSS:
-            return "Every layer's output is finite, and so is the loss."
-        return "Every layer's output is finite: look at the loss."
+            return "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients overflow."
+        return "Every layer's output is finite: look at the loss and at the gradients."
 
     def plot(self) -> Any:
         """Plot the largest magnitudes of every layer against the range of float16.
@@ -405,26 +405,35 @@ def _advice(place: _Place, row: LayerActivations) -> str:
         return f"{name} has infinite or NaN weights: restore an older checkpoint."
     if not _uses_float16(place):
         return f"{name} computes infinity or NaN in {row.dtype}: look for a division by zero or log(0)."
-    has_dtype = _is_layer(place.module) and row.dtype == "float16"
+    keeps_float16 = _keeps_dtype(place.module) and "float16" in place.inputs.dtypes
+    has_dtype = _is_layer(place.module) and (row.dtype == "float16" or keeps_float16)
+    give = "give it and the layer before it" if keeps_float16 else "give it"
     for kind, largest in (("inputs", row.inputs), ("weights", row.weights)):
         if has_dtype and largest is not None and _INFINITE <= largest < math.inf:
-            return f"{name} casts {kind} of {largest:.3g} to float16: give it dtype float32."
+            return f"{name} casts {kind} of {largest:.3g} to float16: {give} dtype float32."
     if place.inner:
         later = next((each for each in place.inner.values() if not math.isfinite(each.inputs.largest)), None)
         where = f"before `{later.label}`" if later else "after its inner layers"
         # Users cannot change a part of a layer of Keras itself, such as MultiHeadAttention.
         is_of_keras = keras_versions.library_in(type(place.module).__module__) in keras_versions.MODULES
-        remedy = "give it dtype float32" if is_of_keras and has_dtype else "compute that part in float32"
+        remedy = f"{give} dtype float32" if is_of_keras and has_dtype else "compute that part in float32"
         return f"{name} overflows {where}: {remedy}."
     if not has_dtype:
         return f"{name} overflows: compute it in float32."
-    return f"{name} overflows: give it{f' and `{place.cell_of}`' if place.cell_of else ''} dtype float32."
+    return f"{name} overflows: {give}{f' and `{place.cell_of}`' if place.cell_of else ''} dtype float32."
 
 
 def _uses_float16(place: _Place) -> bool:
     """Return whether float16 may be the reason for an overflow."""
-    dtypes = {place.module.compute_dtype} if _is_layer(place.module) else place.inputs.dtypes
+    dtypes = {place.module.compute_dtype} if _is_layer(place.module) else set()
+    if not dtypes or _keeps_dtype(place.module):
+        dtypes |= place.inputs.dtypes
     return "float16" in dtypes | place.outputs.dtypes or any(map(_uses_float16, place.inner.values()))
+
+
+def _keeps_dtype(module: Any) -> bool:
+    """Return whether a layer computes in the dtype of its inputs, as Keras 3's normalization layers do."""
+    return _is_layer(module) and not getattr(module, "autocast", True)
 
 
 def _is_finite(magnitude: float | None) -> bool:
