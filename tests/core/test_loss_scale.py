@@ -1,5 +1,8 @@
 """The variables of a loss scale: what they are called, who saves them, and when they move."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -169,3 +172,16 @@ def test_the_variables_exist_when_the_object_is_made_so_any_function_may_step_fi
 
     for scale in (DynamicLossScale(), FixedLossScale(8.0, True), Own()):
         assert not scale._is_missing("step_counts")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda scale: pickle.loads(pickle.dumps(scale))])
+def test_a_copy_of_a_loss_scale_in_use_has_its_state_and_moves_alone(copied):
+    scale = DynamicLossScale(8.0)
+    scale.unscale([scale.scale(tf.constant(1.0))])
+    scale.step([tf.constant(np.inf)], lambda gradients: None)
+    other, before = copied(scale), scale.state()
+    assert other.state() == before
+    assert before["loss_scale"] == 4.0
+    [gradient] = other.unscale([tf.constant(4.0)])
+    other.step([gradient * np.inf], lambda gradients: None)
+    assert (gradient, other.state()["loss_scale"], scale.state()) == (1.0, 2.0, before)

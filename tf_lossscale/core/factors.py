@@ -28,8 +28,9 @@ class Factors:
         # The functions that have scaled a loss and have unscaled no gradients since.
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Factors:
-        return Factors()
+    def __reduce__(self) -> tuple[type[Factors], tuple[()]]:
+        # The copies and pickles of a loss scale have scaled no losses.
+        return Factors, ()
 
     def remember(self, factor: tf.Tensor) -> None:
         """Record that a loss is multiplied by a factor."""
