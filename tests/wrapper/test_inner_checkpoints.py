@@ -11,6 +11,9 @@ from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families, 
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, migrate
 from tf_lossscale.wrapper.registry import is_wrapped
 
+# Each test writes and reads files of models; `test_saved_models.py` and `test_restore.py` run in `make test`.
+pytestmark = pytest.mark.slow
+
 keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
 
 

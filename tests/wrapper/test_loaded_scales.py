@@ -11,6 +11,9 @@ from tests.cases import combinations
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, migrate
 
+# Each test writes and reads files of models; `test_saved_models.py` and `test_restore.py` run in `make test`.
+pytestmark = pytest.mark.slow
+
 BAD = ("inf", "nan", "0")
 bad_scales = pytest.mark.parametrize("bad", BAD)
 

@@ -17,6 +17,9 @@ import tf_keras
 from tests.cases import combinations
 from tf_lossscale import DynamicLossScale, LossScaleOptimizer, migrate
 
+# Each test writes and reads files of models; `test_saved_models.py` and `test_restore.py` run in `make test`.
+pytestmark = pytest.mark.slow
+
 KERAS = {"keras3": tf.keras, "tf_keras": tf_keras, "legacy": tf_keras}
 LIBRARIES = {**{name: keras.optimizers for name, keras in KERAS.items()}, "legacy": tf_keras.optimizers.legacy}
 # The arguments with which each class has all of its slots.
