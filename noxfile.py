@@ -53,6 +53,7 @@ TESTS["next"] = (
     "tests/legacy",
     "tests/amp",
 )
+IN_CI = ("-m", "not (exhaustive or gpu or tpu)")
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
 VERSIONS = pathlib.Path(__file__).parent / "docs" / "versions.md"
 ALONE = ("hypothesis", "pytest", "pytest-timeout")
@@ -85,8 +86,7 @@ def tests(session, tensorflow, libraries):
         "-m",
         "pytest",
         "-q",
-        "-m",
-        "not (exhaustive or gpu or tpu)",
+        *IN_CI,
         *(session.posargs or TESTS[libraries]),
         env=ENVIRONMENT,
     )
@@ -111,16 +111,7 @@ def next_releases(session):
     session.install("--pre", "tensorflow", "keras-nightly", "tf-keras-nightly")
     session.install(".", "dm-sonnet", "h5py", "tensorboard", *ALONE)
     listed = session.run("python", "-c", "import tensorflow; print(tensorflow.__version__)", silent=True)
-    run = (
-        "python",
-        "-m",
-        "pytest",
-        "-q",
-        "-rf",
-        "-m",
-        "not (exhaustive or gpu or tpu)",
-        *(session.posargs or TESTS["next"]),
-    )
+    run = ("python", "-m", "pytest", "-q", "-rf", *IN_CI, *(session.posargs or TESTS["next"]))
     output = session.run(*run, env=ENVIRONMENT, silent=True, success_codes=[0, 1])
     session.log(output)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)

@@ -26,10 +26,11 @@ STEPS = {
 KINDS = {"finite": (2.0**10, ()), "overflow": (2.0**30, ())}
 # An element of the batch is in one gradient of `Update`.
 KINDS_OF_UPDATE = {"finite": (2.0**10, ()), "first NaN": (2.0**10, (0,)), "last NaN": (2.0**10, (1,))}
+# Workload -> the step, and how many of them a program takes.
 TIMED = {
-    "update of 200 x 1k": steps.repeated(steps.ManyShapes, 100),
-    "update of ResNet-50": steps.repeated(steps.ResNetShapes, 100),
-    "step of ResNet-50": steps.repeated(steps.ResNet, 10),
+    "update of 200 x 1k": (steps.ManyShapes, 100),
+    "update of ResNet-50": (steps.ResNetShapes, 100),
+    "step of ResNet-50": (steps.ResNet, 10),
 }
 
 
@@ -47,14 +48,14 @@ def write_compared(directory):
 
 
 def write_timed(directory):
-    """Writes `WORKLOAD, WRAPPER.stablehlo`, and the arguments' types in a .json file."""
-    for workload, kind_of_step in TIMED.items():
+    """Writes `WORKLOAD, WRAPPER.stablehlo`, and a .json file with the number of steps and the arguments' types."""
+    for workload, (kind_of_step, number) in TIMED.items():
         for wrapper in steps.WRAPPERS:
-            step, name = kind_of_step("tf_keras", wrapper), f"{workload}, {wrapper}"
+            step, name = steps.repeated(kind_of_step, number)("tf_keras", wrapper), f"{workload}, {wrapper}"
             (directory / f"{name}.stablehlo").write_text(step.stablehlo())
             values = step.values(2.0**10)
             types = [[value.shape, value.dtype.name, None if value.ndim else value.item()] for value in values]
-            (directory / f"{name}.json").write_text(json.dumps(types))
+            (directory / f"{name}.json").write_text(json.dumps({"steps": number, "types": types}))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ class Program:
 
     def __call__(self, values):
         """The values after the step, and the loss. The program may reuse the memory of values on the device."""
-        on_device = (isinstance(value, jax.Array) for value in values)
-        after = [value if there else jax.device_put(value, self._device) for value, there in zip(values, on_device)]
+        after = [value if isinstance(value, jax.Array) else jax.device_put(value, self._device) for value in values]
         results = self._executable.execute_sharded(after).disassemble_into_single_device_arrays()
         for output, parameter in self._written.items():
             after[parameter] = results[output][0]
@@ -63,10 +62,10 @@ def compare(program, stored):
     return worst, wrong
 
 
-def arguments(path):
-    """Values for a program's arguments, whose shapes, dtypes and scalars are in the file."""
+def arguments(types):
+    """Values for a program's arguments of these shapes, dtypes and scalars."""
     rng, made = np.random.default_rng(0), []
-    for shape, dtype, value in json.loads(path.read_text()):
+    for shape, dtype, value in types:
         random = shape and np.dtype(dtype).kind == "f"
         made.append(np.abs(0.05 * rng.standard_normal(shape, dtype)) if random else np.full(shape, value or 0, dtype))
     return made
@@ -86,16 +85,16 @@ def seconds(programs, values, rounds=15):
 
 
 def print_times(directory, device):
-    """Print a line for each workload and wrapper. A program takes many steps: 10 in a network, 100 of an update."""
+    """Print a line for each workload and wrapper: the time of a step. Each program takes a number of steps."""
     for bare in sorted(directory.glob("*, bare.json"), reverse=True):
         workload = bare.name.split(",")[0]
-        steps = 10 if workload.startswith("step") else 100
         texts = sorted(directory.glob(f"{workload}, *.stablehlo"), key=lambda path: not path.stem.endswith("bare"))
         programs = [Program(path.read_text(), device) for path in texts]
-        values = [program(arguments(path.with_suffix(".json")))[0] for path, program in zip(texts, programs)]
+        described = [json.loads(path.with_suffix(".json").read_text()) for path in texts]
+        values = [program(arguments(each["types"]))[0] for each, program in zip(described, programs)]
         times = seconds(programs, values)
         for path, duration, program, after in zip(texts, times, programs, values):
-            said = f"{duration / steps * 1e3:.3f} ms, {duration / times[0]:.3f} of bare"
+            said = f"{duration / described[0]['steps'] * 1e3:.3f} ms, {duration / times[0]:.3f} of bare"
             said += f", {program.conditionals} conditionals, {program.callbacks} host callbacks"
             finite = all(np.all(np.isfinite(value)) for value in after)
             counts = [np.asarray(value).tolist() for value in after if value.dtype == np.int64]

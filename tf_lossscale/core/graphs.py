@@ -106,7 +106,7 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def through_conditional(flag: tf.Tensor) -> tf.Tensor:
-    """Return a bool scalar tensor as it is, through a conditional that does nothing.
+    """Return a bool scalar tensor unchanged, through a conditional that does nothing.
 
     If a branch of a `tf.cond` returns the result, XLA keeps the `tf.cond` as a conditional. Otherwise, if the branches
     contain only cheap operations, XLA runs both in every step and selects each variable's value.

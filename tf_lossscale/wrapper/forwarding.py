@@ -35,9 +35,9 @@ def names(optimizer: object) -> tuple[str, ...]:
 
     A user-defined optimizer class can list its hyperparameters in a `hyperparameter_names` class attribute.
     """
-    names = getattr(optimizer, "hyperparameter_names", None)
-    if names is not None:
-        return tuple(names)
+    listed = getattr(optimizer, "hyperparameter_names", None)
+    if listed is not None:
+        return tuple(listed)
     for base in type(optimizer).__mro__:
         if base.__name__ in _NAMES:
             return _NAMES[base.__name__]
