@@ -126,16 +126,20 @@ class Rules:
 
         The same few scalar operations run after finite and non-finite steps.
         """
-        scale = tf.convert_to_tensor(before.scale, tf.float32)
-        zero = tf.constant(0, tf.int64)
-        good = tf.where(finite, tf.cast(before.good, tf.int64) + 1, zero)
-        bad = tf.cast(before.bad, tf.int64)
-        bad = tf.where(finite, zero if self.finite_step_resets else bad, bad + 1)
-        grows = tf.logical_and(finite, good >= self.growth_steps)
-        backs_off = tf.logical_and(tf.logical_not(finite), bad >= self.hysteresis)
-        scale = tf.where(grows, self._grown(scale), tf.where(backs_off, self._lowered(scale), scale))
-        moves = tf.logical_or(grows, backs_off)
-        return Counts(scale, tf.where(grows, zero, good), tf.where(moves, zero, bad))
+        scale, zero = tf.convert_to_tensor(before.scale, tf.float32), tf.constant(0, tf.int64)
+        good, bad = (tf.cast(count, tf.int64) + 1 for count in (before.good, before.bad))
+        grows, backs_off = good >= self.growth_steps, bad >= self.hysteresis
+        after_finite = Counts(
+            scale=tf.where(grows, self._grown(scale), scale),
+            good=tf.where(grows, zero, good),
+            bad=zero if self.finite_step_resets else tf.where(grows, zero, bad - 1),
+        )
+        after_overflow = Counts(
+            scale=tf.where(backs_off, self._lowered(scale), scale),
+            good=zero,
+            bad=tf.where(backs_off, zero, bad),
+        )
+        return Counts(*(tf.where(finite, *both) for both in zip(after_finite, after_overflow)))
 
     @property
     def counts_overflows(self) -> bool:

@@ -50,14 +50,13 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
     scale, compiled = optimization_barrier(tf.convert_to_tensor(scale)), in_xla_context()
 
     def unscaled(values: tf.Tensor) -> tf.Tensor:
-        return divide(optimization_barrier(values), _opaque_to_xla(scale, values) if compiled else scale)
+        return divide(values, _opaque_to_xla(scale, values) if compiled else scale)
 
     result = floating(gradients)
     for positions in alike(result):
         if len(positions) == 1:
             result[positions[0]] = over_values(unscaled, result[positions[0]])
         else:
-            # A stack needs no barrier, because the graph optimizer merges no operations across it.
             quotients = divide(tf.stack([result[i] for i in positions]), scale)
             for i, quotient in zip(positions, tf.unstack(quotients)):
                 result[i] = quotient
