@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tf_lossscale.core.graphs import in_xla_context, optimization_barrier
 
-#: An operation on up to this many values takes longer to start than to run.
-SMALL = 2**13
+#: TensorFlow runs an elementwise operation on up to about this many values in one thread, in less time than it takes to
+#: start several operations.
+SMALL = 20_000
 
 
 def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
@@ -77,7 +78,8 @@ def _opaque_to_xla(scale: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 def alike(gradients: list[Any]) -> list[list[int]]:
     """Group the positions of small tensors that can be stacked, because each operation takes longer than their values.
 
-    Other tensors and IndexedSlices are groups of one. XLA fuses operations, so in its functions every group is of one.
+    Other tensors and IndexedSlices are groups of one, and so are up to three small tensors, for which stacking takes as
+    long as it saves. XLA fuses operations, so in its functions every group is of one.
     """
     groups: dict[Any, list[int]] = {}
     compiled = in_xla_context()
@@ -87,7 +89,7 @@ def alike(gradients: list[Any]) -> list[list[int]]:
         small = not isinstance(gradient, tf.IndexedSlices) and (gradient.shape.num_elements() or SMALL + 1) <= SMALL
         key = (gradient.dtype, tuple(gradient.shape.as_list()), gradient.device) if small and not compiled else i
         groups.setdefault(key, []).append(i)
-    return list(groups.values())
+    return [part for group in groups.values() for part in ([group] if len(group) > 3 else [[i] for i in group])]
 
 
 def divide(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
