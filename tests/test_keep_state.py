@@ -369,3 +369,18 @@ def test_without_it_the_monitor_names_the_variables_once(keras, caplog):
     (said,) = warnings_in(caplog)
     assert "moving_mean" in said
     assert "moving_variance" in said
+
+
+@libraries
+def test_the_remedy_in_the_monitors_warning_works_after_fit(keras, caplog):
+    model = model_of(keras)
+    model.compile(wrapped(keras), "mse")
+    start, monitor = model.get_weights(), tf_lossscale.LossScaleMonitor()
+    model.fit(BOTH, np.ones((16, 1)), batch_size=8, shuffle=False, verbose=0, callbacks=[monitor])
+    (said,) = warnings_in(caplog)
+    for statement in said.split(": ")[-1].removesuffix(".").split(", then "):
+        exec(statement, {"model": model, "tf_lossscale": tf_lossscale})
+    model.set_weights(start)
+    fit(model, BOTH)
+    assert int(model.optimizer.skipped_steps) == 2
+    assert np.isfinite(state(model)).all()

@@ -29,6 +29,8 @@ FOUND_BY = {
     "faq.html#how-do-i-skip-nan": ["skip NaN gradients in float32", "skip NaN gradients bfloat16"],
     "faq.html#how-do-i-let-the-loss-scale-fall-below-1": ["loss scale below 1", "min_scale"],
     "faq.html#what-is-hysteresis": ["hysteresis"],
+    "faq.html#can-i-change-how-the-scale-moves": ["freeze the scale"],
+    "it_does_not_train.html#why-are-gradients-nan": ["gradients NaN loss finite", "divide_no_nan"],
     "it_does_not_train.html#why-does-fit-show-loss-nan": ["loss: nan in fit while the weights are fine"],
     "from_pytorch.html": [
         "PyTorch",

@@ -161,7 +161,7 @@ ADVICE = {
     weights: "`head` has infinite or NaN weights: restore an older checkpoint.",
     a_logarithm: "`log` computes infinity or NaN in float32: look for a division by zero or log(0).",
     data: "The input of `hidden` is already infinite or NaN: look at where it comes from.",
-    nothing: "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients overflow.",
+    nothing: "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients are not.",
 }
 
 

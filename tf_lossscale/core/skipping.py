@@ -38,9 +38,9 @@ from tf_lossscale.core.variables import as_number, unless
 #: After this many skipped steps in a row, a warning says so.
 STALL = 100
 WHAT_TO_TRY = (
-    "Look for NaN in the data and in the loss; find the variables with LossScaleOptimizer(..., diagnose=True) and "
-    "overflow_report(); lower the learning rate, keep the layers that overflow in float32 or bfloat16, lower "
-    "initial_scale if the scale is fixed, or lower min_scale."
+    "Look for NaN in the data, in the loss and in derivatives, such as that of tf.norm at zero; find the variables "
+    "with LossScaleOptimizer(..., diagnose=True) and overflow_report(); lower the learning rate, keep the layers that "
+    "overflow in float32 or bfloat16, lower initial_scale if the scale is fixed, or lower min_scale."
 )
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 

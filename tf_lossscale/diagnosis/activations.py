@@ -98,7 +98,7 @@ class ActivationReport:
         if bad is not None:
             return f"The input of `{bad.layer}` is already infinite or NaN: look at where it comes from."
         if self.rows and self.rows[-1].layer == _LOSS:
-            return "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients overflow."
+            return "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients are not."
         return "Every layer's output is finite: look at the loss and at the gradients."
 
     def plot(self) -> Any:

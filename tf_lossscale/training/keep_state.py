@@ -48,6 +48,8 @@ class keep_state(contextlib.ContextDecorator):
     >>> model.compile(optimizer, "mse")
     >>> model.train_step = tf_lossscale.keep_state(model)(model.train_step)
 
+    If `fit` has run before, also call `model.make_train_function(force=True)`, or `fit` keeps the old step.
+
     It works in eager mode, in a `tf.function`, with XLA and on the replicas of a strategy, for the steps of every
     LossScaleOptimizer and LossScale inside. The weights are restored to their values at the start of the function, as
     soon as a step is skipped, so an average of the weights that is updated after the step stays finite. If the step is

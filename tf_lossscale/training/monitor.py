@@ -189,7 +189,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             logging.warning(
                 "Skipped steps have made %s infinite or NaN, and with them every prediction of the model. The "
                 "optimizer does not train these variables; the forward pass writes them. To restore them whenever a "
-                "step is skipped: model.train_step = tf_lossscale.keep_state(model)(model.train_step).",
+                "step is skipped: model.train_step = tf_lossscale.keep_state(model)(model.train_step), then "
+                "model.make_train_function(force=True).",
                 ", ".join(names),
             )
 

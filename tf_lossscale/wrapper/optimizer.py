@@ -697,9 +697,9 @@ class LossScaleOptimizer(Saving):
         float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
         if float16:
             self._warn_once(
-                f"The variable {name_of(float16[0])} is float16, in which small updates are lost: with Adam's default "
-                "settings, a float16 variable may never change. Use the dtype policy mixed_float16, under which layers "
-                "compute in float16 and keep their variables in float32."
+                f"The variable {name_of(float16[0])} is float16, in which small updates are lost, and in which Adam's "
+                "averages of small squared gradients are zero, so that its steps are far too large, or zero. Use the "
+                "dtype policy mixed_float16, under which layers compute in float16 and keep their variables in float32."
             )
 
     def _warn_once(self, message: str) -> None:
