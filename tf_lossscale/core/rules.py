@@ -127,19 +127,15 @@ class Rules:
         The same few scalar operations run after finite and non-finite steps.
         """
         scale, zero = tf.convert_to_tensor(before.scale, tf.float32), tf.constant(0, tf.int64)
-        good, bad = (tf.cast(count, tf.int64) + 1 for count in (before.good, before.bad))
+        good, bad = tf.cast(before.good, tf.int64) + 1, tf.cast(before.bad, tf.int64) + 1
         grows, backs_off = good >= self.growth_steps, bad >= self.hysteresis
-        after_finite = Counts(
-            scale=tf.where(grows, self._grown(scale), scale),
-            good=tf.where(grows, zero, good),
-            bad=zero if self.finite_step_resets else tf.where(grows, zero, bad - 1),
+        grown, lowered = tf.where(grows, self._grown(scale), scale), tf.where(backs_off, self._lowered(scale), scale)
+        kept = zero if self.finite_step_resets else tf.where(grows, zero, bad - 1)
+        return Counts(
+            scale=tf.where(finite, grown, lowered),
+            good=tf.where(finite, tf.where(grows, zero, good), zero),
+            bad=tf.where(finite, kept, tf.where(backs_off, zero, bad)),
         )
-        after_overflow = Counts(
-            scale=tf.where(backs_off, self._lowered(scale), scale),
-            good=zero,
-            bad=tf.where(backs_off, zero, bad),
-        )
-        return Counts(*(tf.where(finite, *both) for both in zip(after_finite, after_overflow)))
 
     @property
     def counts_overflows(self) -> bool:
