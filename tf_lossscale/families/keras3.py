@@ -44,10 +44,10 @@ class Keras3Family(family.Family):
         #: The wrapper's argument of this name.
         self.loss_scale_factor: Any = None
 
-    def _own_sum(self) -> Any:
+    def _custom_sum(self) -> Any:
         # A user may override this method to sum gradients over workers without a distribution strategy.
-        own_sum = family.overridden(self.inner, "_all_reduce_sum_gradients", keras.optimizers.Optimizer)
-        return own_sum and (lambda pairs: own_sum([(g, tensors_of([variable])[0]) for g, variable in pairs]))
+        custom_sum = family.overridden(self.inner, "_all_reduce_sum_gradients", keras.optimizers.Optimizer)
+        return custom_sum and (lambda pairs: custom_sum([(g, tensors_of([variable])[0]) for g, variable in pairs]))
 
     def _checked_options(self, given: dict[str, Any]) -> dict[str, Any]:
         self.scope = checks.take_name(given) or self.scope
@@ -115,8 +115,8 @@ class Keras3Family(family.Family):
     def _reduces_itself(self, variables: list[Any]) -> bool:
         return replicas.several_replicas() and any(map(self._overwrites, variables))
 
-    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any) -> list[Any]:
-        reduce = functools.partial(super()._reduce, own_sum=own_sum)
+    def _reduce(self, gradients: list[Any], variables: list[Any], custom_sum: Any) -> list[Any]:
+        reduce = functools.partial(super()._reduce, custom_sum=custom_sum)
         return self._unless_overwritten(reduce, gradients, variables)
 
     def _unscale(self, gradients: list[Any], factor: tf.Tensor, variables: list[Any] | None = None) -> list[Any]:

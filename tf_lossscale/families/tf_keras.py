@@ -40,7 +40,7 @@ class TFKerasFamily(family.Family):
         super().__init__(inner)
         self._variables: list[weakref.ref[Any]] = []
 
-    def _own_sum(self) -> Any:
+    def _custom_sum(self) -> Any:
         # A user may override this method to sum gradients over workers without a distribution strategy.
         return family.overridden(self.inner, "aggregate_gradients", tf_keras.optimizers.Optimizer)
 
@@ -158,7 +158,7 @@ class TFKerasWrapper(
         if self._optimizer._mesh:
             _move_to_mesh(self.scaler, self._optimizer._mesh)
 
-    def _own_sum(self) -> Any:
+    def _custom_sum(self) -> Any:
         # A subclass of this wrapper may override `aggregate_gradients`, for example to average over processes.
         return family.overridden(self, "aggregate_gradients", TFKerasWrapper)
 

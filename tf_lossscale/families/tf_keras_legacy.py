@@ -64,18 +64,18 @@ class LegacyFamily(family.Family):
     # Users can override `_aggregate_gradients` or replace `gradient_aggregator`, for example to sum gradients over
     # workers without a distribution strategy, at any time. Each step looks for such a method.
 
-    def _own_sum(self) -> Any:
+    def _custom_sum(self) -> Any:
         has_own_aggregator = self.inner.gradient_aggregator is not _USUAL_AGGREGATOR
-        own_sum = family.overridden(self.inner, "_aggregate_gradients", _Optimizer)
-        return self.inner._aggregate_gradients if has_own_aggregator else own_sum
+        custom_sum = family.overridden(self.inner, "_aggregate_gradients", _Optimizer)
+        return self.inner._aggregate_gradients if has_own_aggregator else custom_sum
 
     def _reduces_itself(self, variables: list[Any]) -> bool:
         transform = family.overridden(self.inner, "_transform_unaggregated_gradients", _Optimizer)
         return transform is not None
 
-    def _reduce(self, gradients: list[Any], variables: list[Any], own_sum: Any) -> list[Any]:
+    def _reduce(self, gradients: list[Any], variables: list[Any], custom_sum: Any) -> list[Any]:
         gradients = without_none(self.inner._transform_unaggregated_gradients, gradients, variables)
-        return super()._reduce(gradients, variables, own_sum)
+        return super()._reduce(gradients, variables, custom_sum)
 
     def apply(self, gradients: list[Any], variables: list[Any], **kwargs: Any) -> Any:
         grads_and_vars = list(zip(gradients, variables))
@@ -111,7 +111,7 @@ class LegacyWrapper(optimizer.LossScaleOptimizer, _Wrapper):
     _is_wrapped_by_loss_scale_optimizer = True
     _HAS_AGGREGATE_GRAD = True
 
-    def _own_sum(self) -> Any:
+    def _custom_sum(self) -> Any:
         # A subclass of this wrapper may override `_aggregate_gradients`, for example to average over processes.
         return family.overridden(self, "_aggregate_gradients", LegacyWrapper)
 

@@ -164,14 +164,14 @@ class Family(abc.ABC):
         return False
 
     def _reduce(
-        self, gradients: list[Gradient], variables: list[Variable], own_sum: Callable[..., Any] | None
+        self, gradients: list[Gradient], variables: list[Variable], custom_sum: Callable[..., Any] | None
     ) -> list[Gradient]:
-        """Sum the gradients over the replicas, with `own_sum` if it is not None. Called in a replica context."""
-        if own_sum is not None:
-            return without_none(own_sum, gradients, variables)
+        """Sum the gradients over the replicas, with `custom_sum` if it is not None. Called in a replica context."""
+        if custom_sum is not None:
+            return without_none(custom_sum, gradients, variables)
         return replicas.sum_over_replicas(gradients)
 
-    def _own_sum(self) -> Callable[..., Any] | None:
+    def _custom_sum(self) -> Callable[..., Any] | None:
         """Return a user's method of the optimizer that sums gradients over the replicas or workers, or None.
 
         The method takes and returns (gradient, variable) pairs.

@@ -195,7 +195,7 @@ class LossScaleOptimizer(Saving):
         self._save_scale_with_inner()
         family._set_options(chosen)
         self._init_base()
-        registry.mark(self)
+        registry.add(self)
 
     # Keras 3's `fit` passes scaled gradients to `apply_gradients`. An override, which may clip them, gets unscaled
     # gradients in every loop, whether it is a method of a subclass, of a mixin or of the object.
@@ -219,7 +219,7 @@ class LossScaleOptimizer(Saving):
     def _init_base(self) -> None:
         """Set the attributes that base classes from the inner optimizer's library need."""
 
-    def _own_sum(self) -> Callable[..., Any] | None:
+    def _custom_sum(self) -> Callable[..., Any] | None:
         """Return a user's method of the wrapper that sums (gradient, variable) pairs over the replicas, or None."""
         return None
 
@@ -640,10 +640,10 @@ class LossScaleOptimizer(Saving):
             gradients = family._unscale(gradients, self._factor_of_gradients(gradients), variables)
         aggregate = aggregate and family.sums_over_replicas
         if aggregate:
-            own_sum = self._own_sum() or family._own_sum()
-            if own_sum is not None or family._reduces_itself(variables):
+            custom_sum = self._custom_sum() or family._custom_sum()
+            if custom_sum is not None or family._reduces_itself(variables):
                 with replicas.explaining_refused_merge_calls():
-                    gradients, aggregate = family._reduce(gradients, variables, own_sum), False
+                    gradients, aggregate = family._reduce(gradients, variables, custom_sum), False
         update = Update(gradients, apply, skip, aggregate, decision)
         return update if self._diagnosis is None or not variables else self._recording(update, variables)
 

@@ -186,7 +186,7 @@ def combined(cls: Any, wrapper_class: Any) -> Any:
     return _common_metaclass(type(cls), type(wrapper_class))(cls.__name__, (cls, wrapper_class), namespace)
 
 
-def mark(wrapper: Any) -> None:
+def add(wrapper: Any) -> None:
     """Record that an optimizer is wrapped. The record lasts as long as the wrapper is alive."""
     _wrappers.add(wrapper)
 

@@ -261,7 +261,7 @@ class Saving(WithLossScale):
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
-        registry.mark(new)
+        registry.add(new)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -271,7 +271,7 @@ class Saving(WithLossScale):
         memo[id(vars(self)["_contract"])] = Contract()
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         new._save_scale_with_inner()
-        registry.mark(new)
+        registry.add(new)
         return new
 
 
