@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
+from tf_lossscale.core.graphs import either
 from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.rules import KEYWORDS, Counts, Rules, with_rules
 from tf_lossscale.core.skipping import print_unless
@@ -217,7 +218,7 @@ class DynamicLossScale(LossScale):
         is_usable = tf.logical_and(tf.math.is_finite(after.scale), self._is_usable(before))
         if tf.executing_eagerly() and not is_usable:
             logging.warning("%s", _UNUSABLE.format(as_number(before), self.initial_scale))
-        moved = tf.where(is_usable, after.scale, self.initial_scale)
+        moved = either(is_usable, lambda: after.scale, lambda: tf.constant(self.initial_scale, tf.float32))
         assigned = [scale.assign(moved), good_steps.assign(tf.cast(after.good, good_steps.dtype))]
         if bad_steps is not None:
             assigned.append(bad_steps.assign(tf.cast(after.bad, bad_steps.dtype)))

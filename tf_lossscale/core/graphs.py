@@ -105,6 +105,17 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
+def either(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+    """Return `one()` if a scalar condition is True, and otherwise `other()`, as tensors or structures of tensors.
+
+    In eager mode only the result is computed. In a graph both are computed, and the result is selected.
+    """
+    if tf.executing_eagerly():
+        return one() if condition else other()
+    select = lambda first, second: first if first is second else tf.where(condition, first, second)  # noqa: E731
+    return tf.nest.map_structure(select, one(), other())
+
+
 def through_conditional(flag: tf.Tensor) -> tf.Tensor:
     """Return a bool scalar tensor unchanged, through a conditional that does nothing.
 

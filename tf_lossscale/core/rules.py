@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
+from tf_lossscale.core.graphs import either
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -124,18 +125,22 @@ class Rules:
     def next(self, finite: Any, before: Counts) -> Counts:
         """Return the state after a step, as tensors.
 
-        The same few scalar operations run after finite and non-finite steps.
+        In a graph, the same few scalar operations run after finite and non-finite steps.
         """
         scale, zero = tf.convert_to_tensor(before.scale, tf.float32), tf.constant(0, tf.int64)
-        good, bad = tf.cast(before.good, tf.int64) + 1, tf.cast(before.bad, tf.int64) + 1
-        grows, backs_off = good >= self.growth_steps, bad >= self.hysteresis
-        grown, lowered = tf.where(grows, self._grown(scale), scale), tf.where(backs_off, self._lowered(scale), scale)
-        kept = zero if self.finite_step_resets else tf.where(grows, zero, bad - 1)
-        return Counts(
-            scale=tf.where(finite, grown, lowered),
-            good=tf.where(finite, tf.where(grows, zero, good), zero),
-            bad=tf.where(finite, kept, tf.where(backs_off, zero, bad)),
-        )
+        good, bad = tf.cast(before.good, tf.int64), tf.cast(before.bad, tf.int64)
+
+        def after_finite() -> Counts:
+            counted = Counts(scale, good + 1, zero if self.finite_step_resets else bad)
+            grown = lambda: Counts(self._grown(scale), zero, zero)  # noqa: E731
+            return either(counted.good >= self.growth_steps, grown, lambda: counted)
+
+        def after_overflow() -> Counts:
+            counted = Counts(scale, zero, bad + 1)
+            lowered = lambda: Counts(self._lowered(scale), zero, zero)  # noqa: E731
+            return either(counted.bad >= self.hysteresis, lowered, lambda: counted)
+
+        return either(finite, after_finite, after_overflow)
 
     @property
     def counts_overflows(self) -> bool:
