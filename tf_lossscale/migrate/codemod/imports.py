@@ -67,7 +67,6 @@ class Imports:
             self._edits.replace(self._source.span(statement), between.join(lines))
         else:
             self._edits.remove_statement(statement)
-        self._edits.rewritten(statement, "; ".join(lines) or "(removed)")
 
     def _new(
         self, statement: ast.Import | ast.ImportFrom, alias: ast.alias, variable: Variable, binding: Binding

@@ -70,20 +70,18 @@ class Rules:
 
     def _wrapper(self, use: Use) -> None:
         source, node = self.source, use.node
-        new, call = wrappers.form(source, use, self.is_legacy), source.called(use)
+        new = wrappers.form(source, use, self.is_legacy)
         stays = self._stays(use)
         if new.reason and not (stays and self.is_legacy and isinstance(node, ast.Attribute)):
             self.edits.todo(node, new.reason)
         if new.target is None or use.variable in self.left or use.roles == {table.OURS}:
             return
         if not stays or (isinstance(node, ast.Name) and new.target not in _IMPORTED):
-            self._replace(use, new.target, report=call is None)
+            self._replace(use, new.target)
         elif isinstance(node, ast.Attribute):
             return
         for span, text in new.changes:
             self.edits.replace(span, text)
-        if call and (new.changes or node in self.gone):
-            self.edits.rewritten(call)
         if isinstance(source.parents[node], ast.ClassDef) and use.roles == {table.STABLE}:
             self._initialized(source.parents[node])
 
@@ -97,7 +95,6 @@ class Rules:
                     self.edits.todo(call, new.reason or wrappers.SECOND)
                 for span, text in new.changes:
                     self.edits.replace(span, text)
-                    self.edits.rewritten(call)
 
     def _policy(self, use: Use) -> None:
         source, stays, short = self.source, self._stays(use), use.rows[0].new.rpartition(".")[2]
@@ -117,18 +114,15 @@ class Rules:
             self.edits.rewrite(use.node, new)
         if call and scale:
             self.edits.replace(source.removal(*scale))
-            self.edits.rewritten(call)
 
-    def _replace(self, use: Use, target: str, report: bool = True) -> None:
+    def _replace(self, use: Use, target: str) -> None:
         """Replace a use with a dotted name, unless the use comes from a star import that becomes a star import."""
         modules = {name.rpartition(".")[0] for name in use.canonical if names.is_gone(name)}
         if isinstance(use.node, ast.Name) and not use.variable and modules and modules <= table.MODULES.keys():
             return
         self.gone |= {self.source.root(use.node), use.node}
         self.names_package = True
-        self.edits.replace(self.source.span(use.node), target)
-        if report:
-            self.edits.rewritten(use.node)
+        self.edits.rewrite(use.node, target)
 
     def _module(self, use: Use) -> None:
         """Handle a module that is used as a value, and names that are missing from the table."""

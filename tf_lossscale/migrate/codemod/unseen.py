@@ -57,18 +57,13 @@ _NOT_WRAPPED = (
     "tf_lossscale.wrap_in_compile()."
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
-_OVERRIDES = (
-    "{} overrides a private method of the old class, which tf_lossscale does not call. Remove it, or override "
-    "get_unscaled_gradients or apply_gradients."
-)
-_SUPPRESSED = re.compile(r"except\b[^:]*(AttributeError|Exception)\b|except\s*:|([\w.]+\.)?suppress\(")
 # Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
 _HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
-# Private methods of the old wrapper classes that tf_lossscale's wrappers have, but do not call.
+# Private methods of the old wrapper classes that tf_lossscale's wrappers do not call.
 _OVERRIDDEN = {*_HOOKS, "_compute_gradients", "_get_gradients"}
 _HOOK = (
-    "{} was a private method of the old class. tf_lossscale has no such method: remove the call, or write "
-    "get_unscaled_gradients in place of _unscale_grads."
+    "{} was a private method of the old class, which tf_lossscale does not have or does not call. Remove it, or write "
+    "get_unscaled_gradients or apply_gradients."
 )
 
 
@@ -148,7 +143,7 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
     derived = {source.parents[use.node]: use.roles & names.WRAPPERS for use in source.uses}
     wrappers = [each for each, wraps in derived.items() if isinstance(each, ast.ClassDef) and wraps]
     for method in (each for wrapper in wrappers for each in wrapper.body if getattr(each, "name", "") in _OVERRIDDEN):
-        edits.todo(method, _OVERRIDES.format(getattr(method, "name", "")))
+        edits.todo(method, _HOOK.format(getattr(method, "name", "")))
     for node in source.nodes(ast.Attribute):
         owner = source.code(node.value)
         is_wrapper = owner != "self" or _class_around(source, node) in wrappers
@@ -173,11 +168,10 @@ def _class_around(source: Uses, node: ast.AST) -> ast.AST:
 
 def _old_state(source: Uses, edits: Edits) -> None:
     """Report the reads of the old loss scale object that fail if the wrapper is made with the new arguments."""
-    wraps = source.imports_tensorflow if source.around.wraps is None else source.around.wraps
     for node in source.state.reads:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
-        is_suspect = is_called and wraps and "." in code and code != "self.loss_scale"
+        is_suspect = is_called and source.imports_tensorflow and "." in code and code != "self.loss_scale"
         if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, node):
             what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
             edits.todo(node, _NO_STATE.format(code, what))
@@ -213,16 +207,9 @@ def _compiled(source: Uses, edits: Edits) -> None:
 
 
 def _is_test(source: Uses, node: ast.AST) -> bool:
-    """Return whether a program goes on without a method of the old class that a node looks for or calls."""
-    if string(node) in keras_3.OLD_METHODS:
-        # A program that also uses Keras 3's methods is for both classes.
-        return not keras_3.uses(source)
-    if getattr(node, "attr", "") not in keras_3.OLD_METHODS or _is_guarded(source, node, getattr(node, "value", node)):
-        return False
-    outer = list(source.ancestors(node))
-    handlers = (handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers)
-    managers = (item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items)
-    return any(_SUPPRESSED.match(source.code(each)) for each in (*handlers, *managers))
+    """Return whether a node is a string with which a program looks for a method of the old class."""
+    # A program that also uses Keras 3's methods is for both classes.
+    return string(node) in keras_3.OLD_METHODS and not keras_3.uses(source)
 
 
 def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:

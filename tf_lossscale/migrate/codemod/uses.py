@@ -25,18 +25,6 @@ _KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3'
 _MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
 
 
-class Around(NamedTuple):
-    """The facts about the other files of a project on which the migration of one file depends."""
-
-    #: The names that other files import from this file, including "*" if they may use any of its names.
-    requested: frozenset[str] = frozenset()
-    #: Whether a file wraps an optimizer. None if there are no other files.
-    wraps: bool | None = None
-
-
-ALONE = Around()
-
-
 class Use(NamedTuple):
     """An expression that refers to an old name, to a removed module, or to a name in a removed or private module."""
 
@@ -72,9 +60,10 @@ class Uses(Scopes):
     ['keras.mixed_precision.Policy']
     """
 
-    def __init__(self, content: bytes, around: Around = ALONE):
+    def __init__(self, content: bytes, requested: frozenset[str] = frozenset()):
         super().__init__(content)
-        self.around = around
+        #: The names that other files may read in this file. "*" stands for all of its names.
+        self.requested = requested
         #: Where this file reads the old loss scale object of a wrapper.
         self.state: OldState = OldState(self)
         #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
@@ -190,7 +179,7 @@ class Uses(Scopes):
     def is_requested(self, variable: Variable) -> bool:
         """Return whether other code may read a variable of this file: another file, a string, or a class's objects."""
         scope, name = variable
-        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.around.requested)
+        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.requested)
         return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
 
     @functools.cached_property
