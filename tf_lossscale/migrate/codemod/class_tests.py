@@ -77,6 +77,5 @@ def _exact(source: Uses, node: ast.AST) -> list[Use]:
 
 
 def _is_type(source: Uses, node: ast.AST) -> bool:
-    """Return whether an expression is the exact type of an object: `type(x)`, `x.__class__`, or `type` in `map`."""
-    is_call = isinstance(node, ast.Call) and len(node.args) == 1 and source.is_builtin(node.func, "type")
-    return is_call or source.is_builtin(node, "type") or getattr(node, "attr", "") == "__class__"
+    """Return whether an expression is the exact type of an object: `type(x)` or `x.__class__`."""
+    return source.is_builtin(getattr(node, "func", node), "type") or getattr(node, "attr", "") == "__class__"

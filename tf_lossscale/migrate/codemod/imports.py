@@ -11,7 +11,7 @@ from tf_lossscale.migrate.codemod.rules import PRIVATE_NAME, Rules
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
-_STAR = "{} no longer exists. Import its names one by one, and migrate again."
+_STAR = "old names of {} are not changed after this import. Import its names one by one, and migrate again."
 _GONE = "{} no longer exists and has no counterpart."
 _STAYS = "{} stays because not every use of it could be rewritten."
 
@@ -119,12 +119,9 @@ class Imports:
 
     def _star(self, statement: ast.ImportFrom) -> None:
         module = module_of(statement)
-        name = names.canonical(module)
         if reason := self._source.stays(module):
             unseen.report_kept(self._source, self._edits, statement, module, reason)
-        elif name in table.MODULES:
-            self._edits.rewrite(statement, f"from {names.legacy_module(name)} import *")
-        elif name in names.PRIVATE and names.is_gone(module):
+        elif names.is_gone(module) or names.canonical(module) in names.EMPTIED:
             self._edits.todo(statement, _STAR.format(module))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tf_lossscale.migrate.codemod import class_tests, policies, strategies, unseen
+from tf_lossscale.migrate.codemod import class_tests, policies, unseen
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.imports import Imports
 from tf_lossscale.migrate.codemod.report import TODO, Finding
@@ -50,7 +50,6 @@ def _migrated(content: bytes, requested: frozenset[str]) -> Outcome:
     policies.report_reads(source, edits)
     unseen.report(source, edits)
     class_tests.report(source, edits)
-    strategies.rename_run(source, edits)
     Imports(source, edits, rules).apply()
     text, findings = edits.finish()
     result = text.encode(source.encoding)

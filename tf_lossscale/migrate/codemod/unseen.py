@@ -8,24 +8,18 @@ import re
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import class_tests, keras_3, names
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.scopes import CUSTOMARY, UNKNOWN, leads_to_old, string
+from tf_lossscale.migrate.codemod.scopes import UNKNOWN, leads_to_old, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
+# The customary names of the libraries.
+_CUSTOMARY = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 # The last part of each old name, without its module.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
-    r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
-    r"|tensorflow\.contrib\.mixed_precision[\w.]*"
-    r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*\.mixed_precision\b.*",
-    re.DOTALL,
+    r"\bmixed_precision\.(experimental|LossScaleOptimizer|set_policy)\b|\bcontrib\.mixed_precision\b"
+    r"|\b(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*\.mixed_precision\b"
 )
-# A line of a config in YAML, JSON, TOML or a similar language. The group is the value.
-_IN_A_CONFIG = re.compile(r"""^[^\S\n]*(?:- )?["']?[\w.-]+["']?\s*[:=]\s*["']?([\w.]+)["']?[ ,;]*$""", re.MULTILINE)
 _STRING = "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
-_CONFIG = (
-    "the string names an old class. Restore the optimizer with tf_lossscale.LossScaleOptimizer.from_config(config), or "
-    "call tf_lossscale.install()."
-)
 _UNPACKED = (
     "loss_scale is an argument of the old class only, and the codemod does not follow a dict to the call that unpacks "
     "it. If this call is of tf_lossscale.LossScaleOptimizer, write tf_lossscale.legacy.from_loss_scale."
@@ -45,15 +39,10 @@ _OF_KERAS_3 = (
     "{} is of Keras 3's class, but this file also uses names of the old class, which tf_lossscale.LossScaleOptimizer "
     "replaces. Write get_scaled_loss and get_unscaled_gradients."
 )
-#: The hint about the wrappers that this package does not make, which a project gets at most once.
+#: The hint about the wrappers that this package does not make.
 COMPILED = (
-    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class: its objects are no "
-    "instances of tf_lossscale.LossScaleOptimizer and have none of its methods. Give compile() a "
-    "tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
-)
-_NOT_WRAPPED = (
-    "this test fails for an optimizer that compile() under mixed_float16, or another library, has wrapped in Keras's "
-    "own class, and the loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call "
+    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class, which is another class: "
+    "the loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call "
     "tf_lossscale.wrap_in_compile()."
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
@@ -80,7 +69,7 @@ def report(source: Uses, edits: Edits) -> None:
         if key == "loss_scale" and is_argument and (source.imports_tensorflow or source.roles - {table.OURS}):
             edits.notice(value, _UNPACKED)
         elif key == "class_name" and string(value) in ("LossScaleOptimizer", "LossScaleOptimizerV1"):
-            edits.notice(value, _CONFIG)
+            edits.notice(value, _STRING)
     if source.roles & names.WRAPPERS:
         _private_attributes(source, edits)
     if source.roles & {table.STABLE, table.EXPERIMENTAL}:
@@ -104,8 +93,8 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
             report_kept(source, edits, node, dotted, reason)
     if re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT and source.dotted(node) == {UNKNOWN}:
         edits.notice(node, _OF_CALL)
-    elif root and root.id in CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
-        name = names.canonical(CUSTOMARY[root.id] + code.removeprefix(root.id))
+    elif root and root.id in _CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
+        name = names.canonical(_CUSTOMARY[root.id] + code.removeprefix(root.id))
         row = table.OLD.get(name)
         if row and not (row.role == table.POLICY and "experimental" not in name):
             change = "is now another class" if row.role == table.STABLE else "no longer exists"
@@ -114,13 +103,12 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
 
 
 def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
-    """Report an old name in a string, but not in a text such as a docstring."""
+    """Report an old name in a string, but not in a docstring."""
     value = string(node) or ""
     if isinstance(source.parents[node], ast.Expr):
         return
     is_import = getattr(getattr(source.parents[node], "func", None), "attr", "") == "import_module"
-    is_named = any(map(_IN_A_STRING.fullmatch, [value, *_IN_A_CONFIG.findall(value)]))
-    if is_named or (is_import and names.canonical(value) == table.KERAS):
+    if _IN_A_STRING.search(value) or (is_import and names.canonical(value) == table.KERAS):
         edits.notice(node, _STRING)
     elif reason := source.stays(value):
         report_kept(source, edits, node, value, reason)
@@ -201,7 +189,7 @@ def _compiled(source: Uses, edits: Edits) -> None:
         tests += class_tests.tests(source) if classes else []
         needs += classes
     for node in tests[:1]:
-        edits.todo(node, _NOT_WRAPPED)
+        edits.todo(node, COMPILED)
     for node in needs[:1] if not tests else ():
         edits.notice(node, COMPILED)
 

@@ -216,6 +216,4 @@ class Uses(Scopes):
     def keeps_old_state(self) -> bool:
         """Whether this file makes the experimental wrapper, and reads the state of its old loss scale object."""
         made = any(use.roles == {table.EXPERIMENTAL} and not self.is_tested(use.node) for use in self.uses)
-        looked_up = {dotted for use in self.uses for dotted in self.looked_up(use.node, use.dotted)}
-        made = made or f"{table.KERAS}.experimental.LossScaleOptimizer" in map(names.canonical, looked_up)
         return made and bool(self.state.reads)
