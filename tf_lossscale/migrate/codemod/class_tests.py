@@ -19,12 +19,13 @@ _NARROW = (
 # base class of both.
 _NARROW_CLASSES = {"LossScaleOptimizerV1": "the old arguments", "LossScaleOptimizerV3": "the newer optimizers"}
 _TESTS = ("isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance")
+_COMPARISONS = ("assertEqual", "assertIn", "assertIs", "assertIsNot", "assertNotEqual", "assertNotIn")
 
 
 def report(source: Uses, edits: Edits) -> None:
     """Plan the findings for one file."""
     for node in source.parents if source.roles & names.WRAPPERS else ():
-        if _exact(source, node):
+        if _classes_in(source, _compared(node)):
             edits.todo(node, _EXACT)
     found = tests(source)
     kinds = {test: {kind for use in uses for kind in _kinds(use)} for test, uses in found.items()}
@@ -41,8 +42,7 @@ def tests(source: Uses) -> dict[ast.AST, list[Use]]:
     """
     found: dict[ast.AST, list[Use]] = {}
     for node in source.parents if source.roles & names.WRAPPERS else ():
-        is_test = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in _TESTS
-        uses = _classes_in(source, node.args) if isinstance(node, ast.Call) and is_test else _exact(source, node)
+        uses = _classes_in(source, [*_compared(node), *_arguments(node, _TESTS)])
         while isinstance(source.parents[node], ast.BoolOp):
             node = source.parents[node]
         if uses:
@@ -60,22 +60,18 @@ def _kinds(use: Use) -> set[str]:
     return {_NARROW_CLASSES.get(name.rpartition(".")[2], use.rows[0].role) for name in use.dotted}
 
 
-def _exact(source: Uses, node: ast.AST) -> list[Use]:
-    """Return the uses of wrapper classes that a node compares with types, or that are the keys of a dict."""
-    if isinstance(node, ast.Dict):
-        return _classes_in(source, node.keys)
-    if isinstance(node, ast.Compare):
-        operands = [node.left, *node.comparators]
-    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith("assert"):
-        operands = node.args
-    elif isinstance(node, ast.Match):
-        operands = [node.subject, *(part.value for part in ast.walk(node) if isinstance(part, ast.MatchValue))]
-    else:
-        return []
-    is_typed = any(_is_type(source, value) for operand in operands for value in source.values(operand))
-    return _classes_in(source, operands) if is_typed else []
+def _arguments(node: ast.AST, functions: Sequence[str]) -> Sequence[ast.expr]:
+    """Return the arguments of a call of one of the given functions or methods."""
+    is_call = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in functions
+    return node.args if isinstance(node, ast.Call) and is_call else ()
 
 
-def _is_type(source: Uses, node: ast.AST) -> bool:
-    """Return whether an expression is the exact type of an object: `type(x)` or `x.__class__`."""
-    return source.is_builtin(getattr(node, "func", node), "type") or getattr(node, "attr", "") == "__class__"
+def _compared(node: ast.AST) -> Sequence[ast.expr | None]:
+    """Return the expressions that a node compares with others, except with a constant, or has as keys."""
+    if isinstance(node, ast.Compare) and not any(isinstance(each, ast.Constant) for each in node.comparators):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return [node.slice]
+    if isinstance(node, ast.MatchValue):
+        return [node.value]
+    return node.keys if isinstance(node, ast.Dict) else _arguments(node, _COMPARISONS)

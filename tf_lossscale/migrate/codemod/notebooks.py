@@ -29,7 +29,6 @@ _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 # The beginning of a notebook file shows its indentation, and whether a space follows a colon.
 _LAYOUT = re.compile(r'\s*\{(?:\s*\n( *))?\s*"\w+"\s*:( ?)')
 _OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
-_RESERVED = f"`{_BETWEEN.format('N').strip()}` or `{names.IPYTHON}...`. Change it, and migrate again"
 _LEFT = "only Python code is changed. Replace the old name in this line or cell by hand."
 
 
@@ -56,7 +55,7 @@ class Notebook:
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise ValueError(f"the file is not a notebook: {error}") from error
         if any(_CELLS.search(f"{source}\n") or names.IPYTHON in source for source in self._sources):
-            raise ValueError(f"a code cell contains a comment or name that this command uses itself: {_RESERVED}")
+            raise ValueError("a code cell contains a comment or name that this command uses itself")
         self._kept: list[str] = []
         modules = [
             f"{_BETWEEN.format(number)}{self._as_module(source)}" for number, source in zip(self._cells, self._sources)

@@ -16,8 +16,9 @@ from tf_lossscale.migrate.codemod.names import legacy_module
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Variable, string
 from tf_lossscale.migrate.codemod.uses import Use, Uses
 
-_NOT_FOLLOWED = (
-    "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed."
+NOT_FOLLOWED = (
+    "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed: call "
+    "tf_lossscale.install(), which restores them."
 )
 PRIVATE_NAME = (
     "{} is a private module. Its names without a replacement are left unchanged: check that your version of TensorFlow "
@@ -162,7 +163,7 @@ class Rules:
                 self.edits.rewrite(node, _of_keras(code))
         elif table.KERAS in known or known & names.PRIVATE:
             if not alias or (table.KERAS in known and isinstance(alias[0], ast.ClassDef)):
-                self.edits.notice(node, _NOT_FOLLOWED)
+                self.edits.notice(node, NOT_FOLLOWED)
         elif isinstance(node, ast.Attribute) and any(map(names.is_gone, use.dotted)):
             self.edits.todo(node, _NO_COUNTERPART.format(code))
         elif isinstance(node, ast.Attribute):

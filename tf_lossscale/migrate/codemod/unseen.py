@@ -8,6 +8,7 @@ import re
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import class_tests, keras_3, names
 from tf_lossscale.migrate.codemod.edits import Edits
+from tf_lossscale.migrate.codemod.rules import NOT_FOLLOWED
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, leads_to_old, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
@@ -23,10 +24,6 @@ _STRING = "strings are not changed. If the program looks this old name up, call 
 _UNPACKED = (
     "loss_scale is an argument of the old class only, and the codemod does not follow a dict to the call that unpacks "
     "it. If this call is of tf_lossscale.LossScaleOptimizer, write tf_lossscale.legacy.from_loss_scale."
-)
-_OF_CALL = (
-    "the module is the result of a call, which this tool does not follow. If it is an old module of TensorFlow, call "
-    "tf_lossscale.install(), which restores its names."
 )
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale, not a number."
 _NO_STATE = (
@@ -92,7 +89,7 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
         if (reason := source.stays(dotted)) and not (root and any(map(source.stays, source.dotted(root)))):
             report_kept(source, edits, node, dotted, reason)
     if re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT and source.dotted(node) == {UNKNOWN}:
-        edits.notice(node, _OF_CALL)
+        edits.notice(node, NOT_FOLLOWED)
     elif root and root.id in _CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
         name = names.canonical(_CUSTOMARY[root.id] + code.removeprefix(root.id))
         row = table.OLD.get(name)
@@ -143,11 +140,9 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
             edits.todo(node, _HOOK.format(node.attr))
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
             wrapper = owner.rpartition(".")[0]
-            if wrapper != "self":
-                edits.todo(node, _DECAYED.format(wrapper))
-            elif _class_around(source, node) in wrappers:
-                # The class may override the method.
-                edits.todo(node, _DECAYED.format("super()"))
+            if wrapper != "self" or _class_around(source, node) in wrappers:
+                # A subclass may override the method.
+                edits.todo(node, _DECAYED.format("super()" if wrapper == "self" else wrapper))
 
 
 def _class_around(source: Uses, node: ast.AST) -> ast.AST:
@@ -159,7 +154,8 @@ def _old_state(source: Uses, edits: Edits) -> None:
     for node in source.state.reads:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
-        is_suspect = is_called and source.imports_tensorflow and "." in code and code != "self.loss_scale"
+        # The loss scalers of PyTorch have a method of this name.
+        is_suspect = is_called and "." in code and code != "self.loss_scale" and "torch" not in source.text
         if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, node):
             what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
             edits.todo(node, _NO_STATE.format(code, what))
@@ -208,8 +204,4 @@ def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
 
 def _is_of_model(source: Uses, node: ast.AST) -> bool:
     """Return whether an expression may be the optimizer of a model, which `compile` has set."""
-    return any(
-        getattr(each, "attr", "") == "optimizer"
-        or (isinstance(each, ast.Call) and len(each.args) > 1 and string(each.args[1]) == "optimizer")
-        for each in source.values(node)
-    )
+    return any(getattr(each, "attr", "") == "optimizer" for each in source.values(node))

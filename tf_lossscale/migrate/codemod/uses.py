@@ -185,14 +185,10 @@ class Uses(Scopes):
     @functools.cached_property
     def compiled_with(self) -> list[ast.expr]:
         """The optimizers that this file passes to the method `compile` of a model."""
-        calls = (call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN})
-        arguments = (self.arguments(call) for call in calls if getattr(call.func, "attr", "") == "compile")
-        return [
-            argument.value
-            for given in arguments
-            for i, argument in enumerate(given)
-            if argument.keyword in ("optimizer", "*", "**") or (i == 0 and not argument.keyword)
-        ]
+        calls = [call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN}]
+        calls = [call for call in calls if getattr(call.func, "attr", "") == "compile"]
+        named = [each.value for call in calls for each in call.keywords if each.arg in ("optimizer", None)]
+        return [*(call.args[0] for call in calls if call.args), *named]
 
     @functools.cached_property
     def constructs(self) -> bool:
