@@ -82,7 +82,6 @@ def test_a_source_that_is_one_string(tmp_path):
         b'{"cells": []}',
         b"no notebook at all",
         b"",
-        notebook("%%javascript\nvar x = 'LossScaleOptimizer';"),
         notebook("this is no Python", "x = 1"),
     ],
 )

@@ -65,14 +65,17 @@ def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
 
 
 def _source(path: str) -> bytes:
-    """Return the source of a file, or the code cells of a notebook as one module.
+    """Return the source of a file, or the code cells of a notebook.
 
     If the file cannot be read, return a null byte, so that the text search selects the file for migration. The
     migration then reports the error.
     """
     try:
         content = _content(path)
-        return notebooks.Notebook(content).source.encode() if path.endswith(_NOTEBOOK) else content
+        if not path.endswith(_NOTEBOOK):
+            return content
+        notebook = notebooks.Notebook(content)
+        return "\n".join([notebook.source, *notebook.kept]).encode()
     except OSError:
         return b"\0"
     except ValueError:

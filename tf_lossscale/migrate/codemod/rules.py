@@ -17,8 +17,8 @@ from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Variable, string
 from tf_lossscale.migrate.codemod.uses import Use, Uses
 
 NOT_FOLLOWED = (
-    "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed: call "
-    "tf_lossscale.install(), which restores them."
+    "this tool cannot follow the module any further. Old names that are looked up in it elsewhere are not changed. To "
+    "restore them, call tf_lossscale.install()."
 )
 PRIVATE_NAME = (
     "{} is a private module. Its names without a replacement are left unchanged: check that your version of TensorFlow "

@@ -199,9 +199,5 @@ def _is_test(source: Uses, node: ast.AST) -> bool:
 def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
     """Return whether a node reads what only the old class has from the optimizer of a model."""
     is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
-    return is_old and _is_of_model(source, node.value) and not _is_guarded(source, node, node.value)
-
-
-def _is_of_model(source: Uses, node: ast.AST) -> bool:
-    """Return whether an expression may be the optimizer of a model, which `compile` has set."""
-    return any(getattr(each, "attr", "") == "optimizer" for each in source.values(node))
+    is_of_model = any(getattr(each, "attr", "") == "optimizer" for each in source.values(node.value))
+    return is_old and is_of_model and not _is_guarded(source, node, node.value)
