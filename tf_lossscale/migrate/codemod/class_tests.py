@@ -15,9 +15,9 @@ _NARROW = (
     "only some wrappers were instances of {}, but all wrappers are instances of the class that replaces it. To tell "
     "optimizers apart, test the wrapper's inner_optimizer."
 )
-# Classes of Keras 2 that only some wrappers were instances of, each with the name of its kind. The public class was a
-# base class of both.
-_NARROW_CLASSES = {"LossScaleOptimizerV1": "the old arguments", "LossScaleOptimizerV3": "the newer optimizers"}
+# Classes of Keras 2 that only some wrappers were instances of: wrappers with the old arguments, and of the newer
+# optimizers. The public class was a base class of both.
+_NARROW_CLASSES = ("LossScaleOptimizerV1", "LossScaleOptimizerV3")
 _TESTS = ("isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance")
 _COMPARISONS = ("assertEqual", "assertIn", "assertIs", "assertIsNot", "assertNotEqual", "assertNotIn")
 
@@ -28,10 +28,10 @@ def report(source: Uses, edits: Edits) -> None:
         if _classes_in(source, _compared(node)):
             edits.todo(node, _EXACT)
     found = tests(source)
-    kinds = {test: {kind for use in uses for kind in _kinds(use)} for test, uses in found.items()}
+    roles = {test: {role for use in uses for role in use.roles} for test, uses in found.items()}
     for test, uses in found.items():
-        is_old = kinds[test] == {table.EXPERIMENTAL} and {table.STABLE} in kinds.values()
-        if is_old or kinds[test] <= {*_NARROW_CLASSES.values()}:
+        is_old = roles[test] == {table.EXPERIMENTAL} and {table.STABLE} in roles.values()
+        if is_old or all(name.endswith(_NARROW_CLASSES) for use in uses for name in use.dotted):
             edits.todo(test, _NARROW.format(source.code(uses[0].node)))
 
 
@@ -54,10 +54,6 @@ def _classes_in(source: Uses, nodes: Sequence[ast.AST | None]) -> list[Use]:
     """Return the uses of wrapper classes that expressions contain, or that this file assigns to names in them."""
     values = {value for node in nodes if node for value in source.values(node)}
     return [use for use in source.uses if use.node in values and use.roles & names.WRAPPERS]
-
-
-def _kinds(use: Use) -> set[str]:
-    return {_NARROW_CLASSES.get(name.rpartition(".")[2], use.rows[0].role) for name in use.dotted}
 
 
 def _arguments(node: ast.AST, functions: Sequence[str]) -> Sequence[ast.expr]:

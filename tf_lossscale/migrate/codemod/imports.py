@@ -39,17 +39,17 @@ class Imports:
 
     def _import_package(self) -> None:
         """Import this package after the docstring and the imports at the beginning of the file."""
-        place, newline = 0, self._source.newline
-        for i, statement in enumerate(self._source.tree.body):
+        source, place = self._source, 0
+        for statement in source.tree.body:
             value = getattr(statement, "value", None)
-            if isinstance(statement, (ast.Import, ast.ImportFrom)) or (i == 0 and value and string(value) is not None):
-                place = self._source.line_of(self._source.span(statement)[1])
             # Lines that are valid only in IPython, such as magics, may appear between the imports.
-            elif not getattr(value, "id", "").startswith(names.IPYTHON):
+            is_text = value and (string(value) is not None or getattr(value, "id", "").startswith(names.IPYTHON))
+            if not (is_text or isinstance(statement, (ast.Import, ast.ImportFrom))):
                 break
-        end = self._source.start_of_line(place + 1)
-        is_cut = end > 0 and self._source.text[end - 1] not in "\r\n"
-        self._edits.replace((end, end), f"{newline}import tf_lossscale" if is_cut else f"import tf_lossscale{newline}")
+            place = source.start_of_line(source.line_of(source.span(statement)[1]) + 1)
+        is_cut = place > 0 and source.text[place - 1] not in "\r\n"
+        line = f"{source.newline}import tf_lossscale" if is_cut else f"import tf_lossscale{source.newline}"
+        self._edits.replace((place, place), line)
 
     def _write(self, statement: ast.Import | ast.ImportFrom, new: list[str | None]) -> None:
         """Replace the names in an import. `new` holds the new import of each name, its old one, or None."""

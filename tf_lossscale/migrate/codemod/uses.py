@@ -155,13 +155,13 @@ class Uses(Scopes):
         call = self.parents[use.node]
         return call if isinstance(call, ast.Call) and call.func is use.node else None
 
-    def is_tested(self, node: ast.AST, followed: frozenset[Variable] = frozenset()) -> bool:
+    def is_tested(self, node: ast.AST) -> bool:
         """Return whether a class is tested, annotated, or asked for an attribute, rather than called or stored."""
         while True:
             node, inner = self.parents[node], node
-            if (variable := self.aliases.get(inner)) and not self.is_requested(variable):
-                used = self.names.get(variable, []) if variable not in followed else []
-                return bool(used) and all(self.is_tested(name, followed | {variable}) for name in used)
+            if variable := self.aliases.get(inner):
+                # The uses of the variable are uses of the class as well.
+                return not self.is_requested(variable)
             if isinstance(node, (ast.Attribute, ast.Compare, ast.MatchClass, ast.arg)):
                 return True
             if isinstance(node, ast.Call):
