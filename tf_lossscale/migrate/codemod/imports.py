@@ -41,10 +41,7 @@ class Imports:
         """Import this package after the docstring and the imports at the beginning of the file."""
         source, place = self._source, 0
         for statement in source.tree.body:
-            value = getattr(statement, "value", None)
-            # Lines that are valid only in IPython, such as magics, may appear between the imports.
-            is_text = value and (string(value) is not None or getattr(value, "id", "").startswith(names.IPYTHON))
-            if not (is_text or isinstance(statement, (ast.Import, ast.ImportFrom))):
+            if not isinstance(statement, (ast.Import, ast.ImportFrom)) and not _is_text(statement):
                 break
             place = source.start_of_line(source.line_of(source.span(statement)[1]) + 1)
         is_cut = place > 0 and source.text[place - 1] not in "\r\n"
@@ -123,6 +120,12 @@ class Imports:
             unseen.report_kept(self._source, self._edits, statement, module, reason)
         elif names.is_gone(module) or names.canonical(module) in names.EMPTIED:
             self._edits.todo(statement, _STAR.format(module))
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Return whether a statement is a docstring, or a line that is valid only in IPython, such as a magic."""
+    value = statement.value if isinstance(statement, ast.Expr) else statement
+    return string(value) is not None or getattr(value, "id", "").startswith(names.IPYTHON)
 
 
 def _statement(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:

@@ -28,7 +28,7 @@ _IPYTHON = re.compile(r"\s*[%!?]|.*\?\s*$|[\w.,\s\[\]]+=\s*[%!]")
 _OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun|debug|mypy)\b")
 # The beginning of a notebook file shows its indentation, and whether a space follows a colon.
 _LAYOUT = re.compile(r'\s*\{(?:\s*\n( *))?\s*"\w+"\s*:( ?)')
-_OLD = {"mixed_precision", *(name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get"))}
+_OLD = {name.rsplit(".", 1)[1] for name in table.OLD if not name.endswith(".get")}
 _LEFT = "only Python code is changed. Replace the old name in this line or cell by hand."
 
 

@@ -38,9 +38,8 @@ _OF_KERAS_3 = (
 )
 #: The hint about the wrappers that this package does not make.
 COMPILED = (
-    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class, which is another class: "
-    "the loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call "
-    "tf_lossscale.wrap_in_compile()."
+    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own LossScaleOptimizer, and the "
+    "loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
 # Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
@@ -155,7 +154,7 @@ def _old_state(source: Uses, edits: Edits) -> None:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
         # The loss scalers of PyTorch have a method of this name.
-        is_suspect = is_called and "." in code and code != "self.loss_scale" and "torch" not in source.text
+        is_suspect = is_called and "." in code and code != "self.loss_scale" and "torch" not in source.modules
         if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, node):
             what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
             edits.todo(node, _NO_STATE.format(code, what))
@@ -178,7 +177,9 @@ def _compiled(source: Uses, edits: Edits) -> None:
     is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
     if source.changes_compile or (source.constructs and not is_bare):
         return
-    tests = [node for node in source.parents if _is_test(source, node)]
+    # A program looks for a method of the old class by a string. If it also uses Keras 3's methods, it is for both.
+    looked_up = [node for node in source.nodes(ast.Constant) if string(node) in keras_3.OLD_METHODS]
+    tests: list[ast.AST] = [*looked_up] if not keras_3.uses(source) else []
     needs: list[ast.AST] = [node for node in source.nodes(ast.Attribute) if _needs_wrapper(source, node)]
     if not source.constructs:
         classes = [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
@@ -188,12 +189,6 @@ def _compiled(source: Uses, edits: Edits) -> None:
         edits.todo(node, COMPILED)
     for node in needs[:1] if not tests else ():
         edits.notice(node, COMPILED)
-
-
-def _is_test(source: Uses, node: ast.AST) -> bool:
-    """Return whether a node is a string with which a program looks for a method of the old class."""
-    # A program that also uses Keras 3's methods is for both classes.
-    return string(node) in keras_3.OLD_METHODS and not keras_3.uses(source)
 
 
 def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
