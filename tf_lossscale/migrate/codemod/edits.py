@@ -39,7 +39,8 @@ class Edits:
         self._findings: dict[tuple[Span, str, str], None] = {}
         #: Maps the numbers of lines to the comments to put above them.
         self._comments: dict[int, list[str]] = collections.defaultdict(list)
-        self._removed: list[ast.stmt] = []
+        #: The statements to remove.
+        self.removed: list[ast.stmt] = []
 
     def replace(self, span: Span, text: str = "") -> None:
         """Plan to replace a span. Comments in it move above the statement."""
@@ -69,13 +70,9 @@ class Edits:
         if not any(reason == each for _, _, each in self._findings):
             self._findings[self.source.span(node), report.NOTICE, reason] = None
 
-    def remove_statement(self, statement: ast.stmt) -> None:
-        """Plan to remove a statement."""
-        self._removed.append(statement)
-
     def finish(self) -> tuple[str, list[report.Finding]]:
         """Apply the edits, and return the new text of the file and the findings, in the order of the file."""
-        for statement in self._removed:
+        for statement in self.removed:
             self._remove(statement)
         findings = sorted(self._found(*key) for key in self._findings)
         if self._edits:
@@ -112,7 +109,7 @@ class Edits:
         siblings = next(field for field in fields if statement in field)
         line = source.start_of_line(statement.lineno), source.start_of_line((statement.end_lineno or 0) + 1)
         others = source.text[line[0] : span[0]] + source.text[span[1] : line[1]].split("#")[0]
-        is_empty = set(siblings) <= set(self._removed) and statement is siblings[0]
+        is_empty = set(siblings) <= set(self.removed) and statement is siblings[0]
         self.replace(span, "pass") if is_empty or others.strip() else self.replace(line)
 
     def _keep_alignment(self) -> None:

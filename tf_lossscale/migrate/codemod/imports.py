@@ -41,9 +41,12 @@ class Imports:
         """Import this package after the docstring and the imports at the beginning of the file."""
         source, place = self._source, 0
         for statement in source.tree.body:
-            if not isinstance(statement, (ast.Import, ast.ImportFrom)) and not _is_text(statement):
+            value = statement.value if isinstance(statement, ast.Expr) else statement
+            if isinstance(statement, (ast.Import, ast.ImportFrom)) or string(value) is not None:
+                place = source.start_of_line(source.line_of(source.span(statement)[1]) + 1)
+            # Lines that are valid only in IPython, such as magics, may appear between the imports.
+            elif not getattr(value, "id", "").startswith(names.IPYTHON):
                 break
-            place = source.start_of_line(source.line_of(source.span(statement)[1]) + 1)
         is_cut = place > 0 and source.text[place - 1] not in "\r\n"
         line = f"{source.newline}import tf_lossscale" if is_cut else f"import tf_lossscale{source.newline}"
         self._edits.replace((place, place), line)
@@ -63,7 +66,7 @@ class Imports:
             between = "; " if indent.strip() else f"{self._source.newline}{indent}"
             self._edits.replace(self._source.span(statement), between.join(lines))
         else:
-            self._edits.remove_statement(statement)
+            self._edits.removed.append(statement)
 
     def _new(
         self, statement: ast.Import | ast.ImportFrom, alias: ast.alias, variable: Variable, binding: Binding
@@ -120,12 +123,6 @@ class Imports:
             unseen.report_kept(self._source, self._edits, statement, module, reason)
         elif names.is_gone(module) or names.canonical(module) in names.EMPTIED:
             self._edits.todo(statement, _STAR.format(module))
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring, or a line that is valid only in IPython, such as a magic."""
-    value = statement.value if isinstance(statement, ast.Expr) else statement
-    return string(value) is not None or getattr(value, "id", "").startswith(names.IPYTHON)
 
 
 def _statement(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
