@@ -13,7 +13,8 @@ from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-_IMPORT = re.compile(r"^[ \t]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
+# An import in a Python file, or in a line of a notebook file.
+_IMPORT = re.compile(r"^[ \t\"]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -54,32 +55,26 @@ def _is_searched(entry: os.DirEntry[str]) -> bool:
 
 def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
     """Migrate files without writing them, and yield a report for each, with the new content if the file changes."""
-    sources = {path: _source(os.path.realpath(path)) for path in paths}
+    contents = {path: _read(path) for path in paths}
+    texts = (content.decode("utf-8", "replace") for content in contents.values() if isinstance(content, bytes))
     # Other files may read the names of a package, and of a module whose name is in any import.
-    imports = (match[0] for source in sources.values() for match in _IMPORT.finditer(source.decode("utf-8", "replace")))
-    imported = {word for statement in imports for word in names.WORD.findall(statement)}
-    for path, source in sources.items():
+    imported = {word for text in texts for found in _IMPORT.findall(text) for word in names.WORD.findall(found)}
+    for path, content in contents.items():
         module = os.path.basename(os.path.realpath(path)).partition(".")[0]
         requested = frozenset("*" if module == "__init__" or module in imported else ())
-        yield _migrate(path, requested) if names.is_worth_parsing(source) else report.FileReport(path)
+        if isinstance(content, OSError):
+            yield _failed(path, content)
+        elif names.is_worth_parsing(content):
+            yield _migrate(path, content, requested)
+        else:
+            yield report.FileReport(path)
 
 
-def _source(path: str) -> bytes:
-    """Return the source of a file, or the code cells of a notebook.
-
-    If the file cannot be read, return a null byte, so that the text search selects the file for migration. The
-    migration then reports the error.
-    """
+def _read(path: str) -> bytes | OSError:
     try:
-        content = _content(path)
-        if not path.endswith(_NOTEBOOK):
-            return content
-        notebook = notebooks.Notebook(content)
-        return "\n".join([notebook.source, *notebook.kept]).encode()
-    except OSError:
-        return b"\0"
-    except ValueError:
-        return b"\0" if names.is_worth_parsing(content) else b""
+        return _content(path)
+    except OSError as error:
+        return error
 
 
 def _content(path: str) -> bytes:
@@ -89,9 +84,8 @@ def _content(path: str) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def _migrate(path: str, requested: frozenset[str]) -> report.FileReport:
+def _migrate(path: str, old: bytes, requested: frozenset[str]) -> report.FileReport:
     try:
-        old = _content(path)
         new, findings = (notebooks.migrate_notebook if path.endswith(_NOTEBOOK) else migrate)(old, requested)
     except Exception as error:
         # An error in one file must not stop the migration of the other files.

@@ -56,8 +56,8 @@ class Notebook:
             raise ValueError(f"the file is not a notebook: {error}") from error
         if any(_CELLS.search(f"{source}\n") or names.IPYTHON in source for source in self._sources):
             raise ValueError("a code cell contains a comment or name that this command uses itself")
-        #: The lines and cells that are not Python code. The module has placeholders for them.
-        self.kept: list[str] = []
+        # The lines and cells that are not Python code. The module has placeholders for them.
+        self._kept: list[str] = []
         modules = [
             f"{_BETWEEN.format(number)}{self._as_module(source)}" for number, source in zip(self._cells, self._sources)
         ]
@@ -88,8 +88,8 @@ class Notebook:
                 yield line
 
     def _keep(self, text: str) -> str:
-        self.kept.append(text)
-        return f"{names.IPYTHON}{len(self.kept) - 1}_"
+        self._kept.append(text)
+        return f"{names.IPYTHON}{len(self._kept) - 1}_"
 
     def with_source(self, source: str) -> bytes:
         """Return the content of the file with the cells of a rewritten module."""
@@ -98,7 +98,7 @@ class Notebook:
         before, *new = _CELLS.split(source)
         new[0] = before + new[0]
         for cell, old, changed in zip(self._cells.values(), self._sources, new, strict=True):
-            changed = _NAMES.sub(lambda match: self.kept[int(match[1])], changed)
+            changed = _NAMES.sub(lambda match: self._kept[int(match[1])], changed)
             changed = changed if old.endswith("\n") else changed.removesuffix("\n")
             if changed != old:
                 cell["source"] = changed if isinstance(cell["source"], str) else changed.splitlines(keepends=True)
@@ -110,13 +110,13 @@ class Notebook:
     @property
     def words(self) -> set[str]:
         """The words in lines that are valid only in IPython. The import of a name among them is kept."""
-        return {word for text in self.kept for word in names.WORD.findall(text)}
+        return {word for text in self._kept for word in names.WORD.findall(text)}
 
     def left(self) -> Iterator[Finding]:
         """Yield a notice, with its line in the joined module, for each kept text that contains an old name."""
         for number, line in enumerate(_lines(self.source), 1):
             match = _NAMES.match(line)
-            text = self.kept[int(match[1])] if match else ""
+            text = self._kept[int(match[1])] if match else ""
             if not _OLD.isdisjoint(names.WORD.findall(text)):
                 yield Finding(number, len(line) - len(line.lstrip()), NOTICE, " ".join(text.split())[:200], _LEFT)
 
