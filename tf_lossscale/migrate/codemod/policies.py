@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 
 from tf_lossscale.legacy import table
+from tf_lossscale.migrate.codemod import old_state
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.source import Argument
@@ -68,8 +69,8 @@ def _is_read(node: ast.Attribute) -> bool:
 
 def _is_made_here(source: Uses, policy: ast.expr) -> bool:
     """Return whether an expression is a policy that this file makes with an old name."""
-    is_made = isinstance(policy, ast.Call) or (isinstance(policy, ast.Name) and policy.id in source.state.policies)
-    return bool(source.roles & ROLES) and is_made and source.state.is_policy(policy)
+    is_made = any(isinstance(each, ast.Call) for each in source.values(policy))
+    return bool(source.roles & ROLES) and is_made and old_state.is_policy(source, policy)
 
 
 def report_reads(source: Uses, edits: Edits) -> None:

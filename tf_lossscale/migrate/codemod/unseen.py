@@ -150,7 +150,7 @@ def _class_around(source: Uses, node: ast.AST) -> ast.AST:
 
 def _old_state(source: Uses, edits: Edits) -> None:
     """Report the reads of the old loss scale object that fail if the wrapper is made with the new arguments."""
-    for node in source.state.reads:
+    for node in source.old_reads:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
         # The loss scalers of PyTorch have a method of this name.
@@ -193,6 +193,6 @@ def _compiled(source: Uses, edits: Edits) -> None:
 
 def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
     """Return whether a node reads what only the old class has from the optimizer of a model."""
-    is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
+    is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.old_reads)
     is_of_model = any(getattr(each, "attr", "") == "optimizer" for each in source.values(node.value))
     return is_old and is_of_model and not _is_guarded(source, node, node.value)

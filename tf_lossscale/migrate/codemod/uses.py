@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import keras_3, names
-from tf_lossscale.migrate.codemod.old_state import OldState
+from tf_lossscale.migrate.codemod import keras_3, names, old_state
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
 _MODULES = {*names.PRIVATE, *table.MODULES}
@@ -64,8 +63,6 @@ class Uses(Scopes):
         super().__init__(content)
         #: The names that other files may read in this file. "*" stands for all of its names.
         self.requested = requested
-        #: Where this file reads the old loss scale object of a wrapper.
-        self.state: OldState = OldState(self)
         #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
         self.imports_tensorflow: bool = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
         #: The uses of old names, in the order of the file.
@@ -212,4 +209,9 @@ class Uses(Scopes):
     def keeps_old_state(self) -> bool:
         """Whether this file makes the experimental wrapper, and reads the state of its old loss scale object."""
         made = any(use.roles == {table.EXPERIMENTAL} and not self.is_tested(use.node) for use in self.uses)
-        return made and bool(self.state.reads)
+        return made and bool(self.old_reads)
+
+    @functools.cached_property
+    def old_reads(self) -> list[ast.expr]:
+        """The expressions that read the old loss scale object of a wrapper."""
+        return old_state.reads(self)
