@@ -70,9 +70,20 @@ class Scopes(Source):
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             self._add(node, node.name, Binding(node))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            outer = self.parents[node]
-            is_alias = isinstance(outer, ast.AnnAssign) or (isinstance(outer, ast.Assign) and len(outer.targets) == 1)
-            self._add(node, node.id, Binding(node, value=getattr(outer, "value", None) if is_alias else None))
+            self._add(node, node.id, Binding(node, value=self._assigned_to(node)))
+
+    def _assigned_to(self, node: ast.Name) -> ast.expr | None:
+        """Return the value of an assignment to a name, which may be one of several in a tuple."""
+        outer = self.parents[node]
+        assignment = self.parents[outer] if isinstance(outer, ast.Tuple) else outer
+        if isinstance(assignment, ast.AnnAssign):
+            return assignment.value
+        if not isinstance(assignment, ast.Assign) or len(assignment.targets) > 1:
+            return None
+        if not isinstance(outer, ast.Tuple):
+            return assignment.value
+        values = assignment.value.elts if isinstance(assignment.value, ast.Tuple) else []
+        return values[outer.elts.index(node)] if len(values) == len(outer.elts) else None
 
     def _add(self, node: ast.AST, name: str, binding: Binding) -> None:
         scope = self._scopes[node]
