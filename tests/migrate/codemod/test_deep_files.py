@@ -61,10 +61,3 @@ def test_a_deep_file_without_uses_does_not_stop_the_command(tmp_path, source):
     (tmp_path / "a.py").write_text(source)
     (one,) = files.run([str(tmp_path / "a.py")])
     assert one == report.FileReport(str(tmp_path / "a.py"))
-
-
-def test_a_long_file_that_is_not_deep_is_migrated():
-    table = "TABLE = {\n" + "".join(f"    'k{i}': [(lambda a, b: a + b), {i}, (-{i}, 'x' 'y')],\n" for i in range(400))
-    branches = "".join(f"def f{i}(a):\n    if a == 1: return {i}\n    elif a: return 2; pass\n" for i in range(100))
-    source = OLD.decode() + table + "}\n" + branches + "x = 1; " * 400 + "\n"
-    assert "opt = tf_lossscale.LossScaleOptimizer(opt)" in migrate(source.encode()).source.decode()

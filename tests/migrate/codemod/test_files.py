@@ -1,6 +1,7 @@
 """Which files are taken, and how they are written."""
 
 import contextlib
+import json
 import os
 import struct
 import sys
@@ -219,6 +220,15 @@ def test_a_module_that_another_file_imports_keeps_the_old_names(tmp_path, line, 
     put(tmp_path, f"if True:\n    pass\n{line}\nmp.set_policy(p)\n".encode(), "deep/user.py")
     write(tmp_path)
     assert ((tmp_path / "provider.py").read_bytes() == KEPT) == is_kept
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_module_that_a_notebook_imports_keeps_the_old_names(tmp_path, indent):
+    cell = {"cell_type": "code", "source": ["import os\n", "from provider import mp"]}
+    put(tmp_path, PROVIDER, "provider.py")
+    put(tmp_path, json.dumps({"cells": [cell]}, indent=indent).encode(), "user.ipynb")
+    write(tmp_path)
+    assert (tmp_path / "provider.py").read_bytes() == KEPT
 
 
 def test_a_package_keeps_the_old_names(tmp_path):

@@ -1,4 +1,4 @@
-"""The codemod. It rewrites source code that uses old names from TensorFlow and Keras, and reports each of these uses.
+"""The codemod. It rewrites source code that uses old names from TensorFlow and Keras, and reports what it leaves.
 
 A file is migrated in this order; each step is a module or two:
 

@@ -13,8 +13,8 @@ from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-# An import in a Python file, or in a line of a notebook file.
-_IMPORT = re.compile(r"^[ \t\"]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
+# An import in a Python file, or in a string of a notebook file.
+_IMPORT = re.compile(r"(?:^|\"|\\n)[ \t]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
 
 
 def find(paths: Iterable[str]) -> list[str]:

@@ -74,5 +74,4 @@ def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
         if _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
             yield node.value
     elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
-        if any(_calls(source, each, "get_config") for each in source.values(node.value)):
-            yield node.value
+        yield from [node.value] if any(_calls(source, each, "get_config") for each in source.values(node.value)) else []
