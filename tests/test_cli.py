@@ -79,10 +79,10 @@ def test_ctrl_c_while_a_command_is_loaded_or_runs_exits_with_130(place, monkeypa
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_output_that_cannot_be_written_exits_with_2_and_a_sentence(tmp_path, monkeypatch, capsys):
-    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "a.py").write_text("import tensorflow as tf\ntf.keras.mixed_precision.experimental.set_policy(p)\n")
     full = open("/dev/full", "w")  # noqa: SIM115 - closed below, where nothing may be left to write
     monkeypatch.setattr(sys, "stdout", full)
-    assert cli.main(["migrate", "--json", str(tmp_path / "a.py")]) == 2
+    assert cli.main(["migrate", str(tmp_path / "a.py")]) == 2
     full.close()
     assert "tf-lossscale migrate: [Errno 28] No space left on device\n" in capsys.readouterr().err
 

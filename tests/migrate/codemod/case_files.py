@@ -49,7 +49,7 @@ def migrate_files(sources: frozenset[tuple[str, str]]) -> dict[str, Outcome]:
 
 
 def _outcome(one: report.FileReport, old: bytes) -> Outcome:
-    assert one.status != report.ERROR, one.error
+    assert not one.error
     return Outcome(one.new or old, one.findings)
 
 

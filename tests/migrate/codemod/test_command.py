@@ -1,6 +1,5 @@
 """The subcommand, as it is called."""
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -41,7 +40,7 @@ def test_the_diff_is_the_default_and_can_be_applied(file, capsys):
     assert pathlib.Path(path).read_text() == OLD
     subprocess.run(["patch", "-p1", "-d", "/"], input=patch, text=True, check=True, capture_output=True)
     assert pathlib.Path(path).read_text() == NEW
-    assert run(path, "--diff") == 0
+    assert run(path) == 0
     assert capsys.readouterr().out == ""
 
 
@@ -58,23 +57,6 @@ def test_check_still_fails_for_what_was_left_with_a_comment(file, capsys):
     assert f"{path}:2:7: todo:" in capsys.readouterr().err
     assert "# TODO(tf-lossscale): " in pathlib.Path(path).read_text()
     assert run(path, "--check") == 1
-
-
-def test_json_is_one_document_with_what_the_documentation_promises(file, tmp_path, capsys):
-    file(OLD), file(LEFT, "left.py"), file(CLEAN, "clean.py"), file("def (LossScale", "broken.py")
-    assert run(str(tmp_path), "--json") == 2
-    report = json.loads(capsys.readouterr().out)
-    assert (report["version"], report["written"]) == (1, False)
-    counts = {"files": 4, "changed": 2, "unchanged": 1, "error": 1, "rewritten": 1, "todo": 1, "notice": 0}
-    assert report["summary"] == counts
-    assert [each["path"].rsplit("/", 1)[1] for each in report["files"]] == ["broken.py", "left.py", "train.py"]
-    broken, left, train = report["files"]
-    assert "does not parse" in broken["error"]
-    assert left["findings"][0]["kind"] == "todo"
-    old, new = (program.splitlines()[-1].removeprefix("opt = ") for program in (OLD, NEW))
-    assert train["findings"] == [
-        {"line": 2, "column": 6, "kind": "rewritten", "old": old, "new": new, "reason": None},
-    ]
 
 
 def test_a_run_that_is_killed_has_told_everything_and_leaves_each_file_old_or_new(file, tmp_path, capsys, monkeypatch):
@@ -109,7 +91,7 @@ def test_control_characters_of_a_path_or_a_source_are_printed_as_text(file, tmp_
     evil = "\x1b[2J\x9b\u202e"
     file(OLD + f"'{evil}'\r\n# a\rb = 1\n", f"a{evil}\nfaked line.py"), file(f"{LEFT}'{evil}'", f"b{evil}.py")
     file(f"LossScaleOptimizer('{evil}' ", f"c{evil}\nfaked line.py")
-    for more in ((), ("--write",), ("--json",)):
+    for more in ((), ("--write",)):
         assert run(str(tmp_path), *more) == 2
         out, err = capsys.readouterr()
         assert not {"\x1b", "\x9b"} & {*out, *err} and "\r" not in out.replace("\r\n", "")

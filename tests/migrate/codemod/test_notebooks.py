@@ -1,12 +1,10 @@
-"""Notebooks are rewritten cell by cell; all else stays byte for byte."""
+"""Notebooks are rewritten cell by cell, and are written as Jupyter writes them."""
 
 import json
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
-from tf_lossscale.migrate.codemod import files, notebooks, report
+from tf_lossscale.migrate.codemod import files
 
 
 def notebook(*cells, **layout):
@@ -50,36 +48,22 @@ AFTER = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "layout", [{}, {"indent": None}, {"indent": 4, "ensure_ascii": True}, {"separators": (",", ":"), "indent": None}]
-)
+@pytest.mark.parametrize("layout", [{}, {"indent": None}, {"indent": 4}, {"separators": (",", ":"), "indent": None}])
 def test_cells_are_rewritten_and_all_else_stays(tmp_path, layout):
     one = migrated(tmp_path / "train.ipynb", notebook(*CELLS, **layout))
-    assert (one.status, one.error) == (report.CHANGED, None)
+    assert not one.error
     assert (tmp_path / "train.ipynb").read_bytes() == notebook(*AFTER, **layout)
-    assert migrated(tmp_path / "train.ipynb", one.new).status == report.UNCHANGED
+    assert not migrated(tmp_path / "train.ipynb", one.new).is_changed
 
 
-@pytest.mark.parametrize("text", ["x = 1\n", "x = '\u2028\x85\x0c'\n", "%time x\r\n", "%%bash\nls\n", ""])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_finding_has_its_line_in_the_file(tmp_path, text, place):
+@pytest.mark.parametrize("text", ["x = 1\n", "x = '\u2028\x85\x0c'\n", "%time x\r\n", ""])
+def test_a_finding_has_its_line_in_a_cell(tmp_path, text):
     call = "opt = tf.keras.mixed_precision.LossScaleOptimizer(opt, 1024)"
-    cells = [text, f"import tensorflow as tf\n{call}"] if place == 0 else ["import tensorflow as tf", f"{text}{call}"]
-    if text.startswith("%%"):
-        cells = [text, "import tensorflow as tf", call]
-    content = notebook(*cells)
-    one = migrated(tmp_path / "train.ipynb", content)
+    cells = ["%%bash\nls\n", ("markdown", "An import."), "import tensorflow as tf", f"{text}{call}"]
+    one = migrated(tmp_path / "train.ipynb", notebook(*cells))
     (todo,) = [f for f in one.findings if f.kind == "todo"]
-    assert b"LossScaleOptimizer(opt, 1024)" in content.splitlines()[todo.line - 1]
+    assert (todo.cell, todo.line) == (4, 2 if text else 1)
     assert b"TODO(tf-lossscale)" in one.new
-
-
-@pytest.mark.parametrize("split", [["s = 'a\u2028", "b'\n"], ["s = 'a\u2028b'\n"]], ids=["Jupyter", "another program"])
-def test_a_line_that_jupyter_splits_stays_as_it_is_in_the_file(tmp_path, split):
-    source = ["import tensorflow as tf\n", *split, "tf.keras.mixed_precision.experimental.set_policy(p)"]
-    one = migrated(tmp_path / "a.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": source}]}).encode())
-    source[-1] = "tf.keras.mixed_precision.set_global_policy(p)"
-    assert json.loads(one.new)["cells"][0]["source"] == source
 
 
 def test_a_source_that_is_one_string(tmp_path):
@@ -98,13 +82,12 @@ def test_a_source_that_is_one_string(tmp_path):
         b'{"cells": []}',
         b"no notebook at all",
         b"",
-        notebook("%%javascript\nvar x = 'LossScaleOptimizer';"),
         notebook("this is no Python", "x = 1"),
     ],
 )
 def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content):
     one = migrated(tmp_path / "plain.ipynb", content)
-    assert (one.status, one.findings, one.error) == (report.UNCHANGED, (), None)
+    assert (one.is_changed, one.findings, one.error) == (False, (), None)
     assert (tmp_path / "plain.ipynb").read_bytes() == content
 
 
@@ -113,7 +96,6 @@ def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content)
     [
         (b'{"cells": [LossScaleOptimizer', "is not a notebook"),
         (b'{"worksheets": ["LossScaleOptimizer"]}', "is not a notebook"),
-        (notebook("LossScaleOptimizer is no Python"), "code cell 1 parses neither"),
         (notebook("x = '''\n# tf_lossscale: cell 0\nLossScaleOptimizer'''"), "that this command uses itself"),
         (notebook("_tf_lossscale_line_0_ = LossScaleOptimizer"), "that this command uses itself"),
         (b'{"cells": ["LossScaleOptimizer' + b'"\\' * 100_000, "is not a notebook"),
@@ -121,7 +103,6 @@ def test_a_notebook_without_old_names_is_left_and_is_no_error(tmp_path, content)
 )
 def test_what_cannot_be_read_is_an_error_that_says_so(tmp_path, content, error):
     one = migrated(tmp_path / "odd.ipynb", content)
-    assert one.status == report.ERROR
     assert error in one.error
     assert (tmp_path / "odd.ipynb").read_bytes() == content
 
@@ -132,19 +113,24 @@ def test_names_in_lines_of_ipython_keep_their_meaning_and_are_reported(tmp_path)
     assert b"from tf_lossscale.legacy import experimental as mp" in one.new
     assert b"opt = mp.LossScaleOptimizer(opt, 'dynamic')" in one.new
     (notice,) = [f for f in one.findings if f.kind == "notice"]
-    assert "IPython" in notice.reason
-    assert b"%time mp.set_policy" in content.splitlines()[notice.line - 1]
+    assert (notice.cell, notice.line, notice.old) == (1, 3, "%time mp.set_policy('mixed_float16')")
+
+
+def test_a_cell_that_is_no_python_code_is_left_and_reported(tmp_path):
+    source = "%%writefile train.py\nopt = mp.LossScaleOptimizer(opt, 'dynamic')"
+    one = migrated(tmp_path / "train.ipynb", notebook(source, "LossScaleOptimizer is no Python"))
+    assert [(f.cell, f.line, f.kind) for f in one.findings] == [(1, 1, "notice"), (2, 1, "notice")]
+    assert not one.is_changed
 
 
 def test_a_long_line_takes_linear_time(tmp_path):
     cells = [f"%time x\n{' ' * 200_000}y", IMPORTS, "mp.set_policy(p)"]
-    assert migrated(tmp_path / "long.ipynb", notebook(*cells)).status == report.CHANGED
+    assert migrated(tmp_path / "long.ipynb", notebook(*cells)).is_changed
 
 
 def test_a_cell_that_no_parser_takes_does_not_stop_the_others(tmp_path):
     deep = "y = " + "-" * 20000 + "x"
     one = migrated(tmp_path / "deep.ipynb", notebook(IMPORTS, deep, "mp.set_policy(p)"))
-    assert (one.status, one.error) == (report.CHANGED, None)
     assert b"mp.set_global_policy(p)" in one.new
 
 
@@ -153,18 +139,3 @@ def test_a_cell_that_ends_in_comments_is_migrated(tmp_path):
     one = migrated(tmp_path / "train.ipynb", notebook(cell, "y = 2"))
     after = cell.replace(IMPORTS, NEW_IMPORTS).replace("set_policy", "set_global_policy")
     assert one.new == notebook(after, "y = 2")
-
-
-LOOP = "for i in y:\n    !ls \\\n    -l\n"
-LINES = ("x = 1\n", "%time x\n", "!ls\n", LOOP, "'é\\n'\n", "# tf_lossscale: x\n", "a?\n", "\n")
-
-
-@hypothesis.given(
-    st.lists(st.lists(st.sampled_from(LINES), max_size=4).map("".join), max_size=4),
-    st.sampled_from([{}, {"indent": None}, {"ensure_ascii": True}, {"separators": (",", ":"), "indent": None}]),
-    st.booleans(),
-)
-def test_any_notebook_that_is_put_together_again_is_the_same(cells, layout, ends):
-    content = notebook(*(cell if ends else cell.rstrip("\n") for cell in cells), **layout)
-    joined = notebooks.Notebook(content)
-    assert joined.with_source(joined.source) == content

@@ -1,4 +1,4 @@
-"""The codemod. It rewrites source code that uses old names from TensorFlow and Keras, and reports each of these uses.
+"""The codemod. It rewrites source code that uses old names from TensorFlow and Keras, and reports what it leaves.
 
 A file is migrated in this order; each step is a module or two:
 
@@ -6,9 +6,8 @@ A file is migrated in this order; each step is a module or two:
    through imports and aliases.
 2. `uses` finds the uses of old names, which are in `tf_lossscale.legacy.table`. `old_state` finds the code that needs
    the old loss scale object, and `keras_3` the code that needs Keras 3's class.
-3. `decisions` gives all experimental names in the file one meaning. `rules` plans an edit or a finding for each use,
-   with `wrappers` for the wrapper classes and `policies` for dtype policies. `strategies` renames a method,
-   `class_tests` reports tests with another result, and `unseen` reports what the rules do not see.
+3. `rules` plans an edit or a finding for each use, with `wrappers` for the wrapper classes and `policies` for dtype
+   policies. `class_tests` reports tests with another result, and `unseen` reports what the rules do not see.
 4. `imports` plans the edits to the imports.
 5. `edits` applies all edits to the text, and `migrate_file` parses the result again.
 

@@ -24,10 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXIT_CODES
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a Python file or notebook, or a folder of them")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--diff", action="store_true", help="print what would change, as a unified diff (the default)")
-    mode.add_argument("--write", action="store_true", help="change the files")
+    mode.add_argument("--write", action="store_true", help="change the files instead of printing the changes as a diff")
     mode.add_argument("--check", action="store_true", help="only say whether something is left to do")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the diff")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,38 +37,36 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write:
         planned, reports = reports, list(files.write(reports))
         _print_findings([new for old, new in zip(planned, reports) if new is not old])
-    if arguments.json:
-        print(report.as_json(reports, arguments.write))
-    elif not arguments.check and not arguments.write:
+    elif not arguments.check:
         for each in reports:
             diff = each.diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             sys.stdout.write(printable_lines(diff))
     sys.stdout.flush()
-    print(_summary(report.counts(reports), arguments.write), file=sys.stderr)
-    if any(each.status == report.ERROR for each in reports):
+    print(_summary(reports, arguments.write), file=sys.stderr)
+    if any(each.error for each in reports):
         return 2
     return int(arguments.check and any(each.left_to_do for each in reports))
 
 
 def _print_findings(reports: Sequence[report.FileReport]) -> None:
-    """Print errors, TODO comments and notices to stderr, so that stdout contains only the diff or JSON."""
+    """Print errors, TODO comments and notices to stderr, so that stdout contains only the diff."""
     for each in reports:
-        if each.status == report.ERROR:
+        if each.error:
             print(printable(f"{each.path}: {each.error}"), file=sys.stderr)
         for finding in each.findings:
-            if finding.kind != report.REWRITTEN:
-                place = f"{each.path}:{finding.line}:{finding.column + 1}"
-                print(printable(f"{place}: {finding.kind}: {finding.old}: {finding.reason}"), file=sys.stderr)
+            cell = f"cell {finding.cell}:" if finding.cell else ""
+            place = f"{each.path}:{cell}{finding.line}:{finding.column + 1}"
+            print(printable(f"{place}: {finding.kind}: {finding.old}: {finding.reason}"), file=sys.stderr)
     sys.stderr.flush()
 
 
-def _summary(counted: dict[str, int], written: bool) -> str:
+def _summary(reports: Sequence[report.FileReport], written: bool) -> str:
+    kinds = [finding.kind for each in reports for finding in each.findings]
     rows = (
-        ("files", counted["files"]),
-        ("changed" if written else "would change", counted[report.CHANGED]),
-        ("not read, parsed or written", counted[report.ERROR]),
-        ("uses rewritten" if written else "uses to rewrite", counted[report.REWRITTEN]),
-        ("uses left, with a TODO(tf-lossscale) comment", counted[report.TODO]),
-        ("notices", counted[report.NOTICE]),
+        ("files", len(reports)),
+        ("changed" if written else "would change", sum(each.is_changed for each in reports)),
+        ("not read, parsed or written", sum(bool(each.error) for each in reports)),
+        ("uses left, with a TODO(tf-lossscale) comment", kinds.count(report.TODO)),
+        ("notices", kinds.count(report.NOTICE)),
     )
     return "\n".join(f"{label:44}  {count}" for label, count in rows)

@@ -36,10 +36,11 @@ class Edits:
     def __init__(self, source: Source):
         self.source = source
         self._edits: list[Edit] = []
-        self._findings: dict[tuple[Span, str, str | None], str | None] = {}
+        self._findings: dict[tuple[Span, str, str], None] = {}
         #: Maps the numbers of lines to the comments to put above them.
         self._comments: dict[int, list[str]] = collections.defaultdict(list)
-        self._removed: list[ast.stmt] = []
+        #: The statements to remove.
+        self.removed: list[ast.stmt] = []
 
     def replace(self, span: Span, text: str = "") -> None:
         """Plan to replace a span. Comments in it move above the statement."""
@@ -47,14 +48,9 @@ class Edits:
         line = self.source.first_line(span[0])
         self._comments[line] += [comment.string for comment in self.source.comments_in(span)]
 
-    def rewritten(self, node: ast.AST, shown: str | None = None) -> None:
-        """Report that a node is rewritten. By default, the report shows its new code."""
-        self._findings[self.source.span(node), report.REWRITTEN, None] = shown
-
     def rewrite(self, node: ast.AST, text: str) -> None:
-        """Plan to replace a node, and report it."""
+        """Plan to replace a node."""
         self.replace(self.source.span(node), text)
-        self.rewritten(node)
 
     def todo(self, node: ast.AST, reason: str) -> None:
         """Leave a node unchanged, and put a TODO comment with the reason above its statement."""
@@ -74,17 +70,11 @@ class Edits:
         if not any(reason == each for _, _, each in self._findings):
             self._findings[self.source.span(node), report.NOTICE, reason] = None
 
-    def remove_statement(self, statement: ast.stmt) -> None:
-        """Plan to remove a statement."""
-        self._removed.append(statement)
-
     def finish(self) -> tuple[str, list[report.Finding]]:
         """Apply the edits, and return the new text of the file and the findings, in the order of the file."""
-        for statement in self._removed:
+        for statement in self.removed:
             self._remove(statement)
-        self._merge_branches()
-        found = (self._found(*key, shown) for key, shown in self._findings.items())
-        findings = sorted(found, key=lambda finding: (finding.line, finding.column))
+        findings = sorted(self._found(*key) for key in self._findings)
         if self._edits:
             self._keep_alignment()
         for line, comments in self._comments.items():
@@ -93,11 +83,10 @@ class Edits:
             self._edits.append(Edit(start, start, text))
         return self._rendered((0, len(self.source.text))), findings
 
-    def _found(self, span: Span, kind: str, reason: str | None, shown: str | None) -> report.Finding:
+    def _found(self, span: Span, kind: str, reason: str) -> report.Finding:
         line = self.source.line_of(span[0])
-        column = span[0] - self.source.start_of_line(line)
-        new = _short(shown or self._rendered(span)) if kind == report.REWRITTEN else None
-        return report.Finding(line, column, kind, _short(self.source.text[slice(*span)]), new, reason)
+        shown = " ".join(self.source.text[slice(*span)].split())[:200]
+        return report.Finding(line, span[0] - self.source.start_of_line(line), kind, shown, reason)
 
     def _rendered(self, span: Span) -> str:
         """Return the new text of a span of the old text."""
@@ -120,23 +109,8 @@ class Edits:
         siblings = next(field for field in fields if statement in field)
         line = source.start_of_line(statement.lineno), source.start_of_line((statement.end_lineno or 0) + 1)
         others = source.text[line[0] : span[0]] + source.text[span[1] : line[1]].split("#")[0]
-        is_empty = set(siblings) <= set(self._removed) and statement is siblings[0]
+        is_empty = set(siblings) <= set(self.removed) and statement is siblings[0]
         self.replace(span, "pass") if is_empty or others.strip() else self.replace(line)
-
-    def _merge_branches(self) -> None:
-        """If the edits make all branches of a `try` the same statement, keep only one branch."""
-        for node in self.source.nodes(ast.Try):
-            bodies, span = [node.body, *(handler.body for handler in node.handlers)], self.source.span(node)
-            new = {self._rendered(self.source.span(body[0])) for body in bodies}
-            is_plain = all(len(body) == 1 for body in bodies) and not (node.orelse or node.finalbody)
-            inside = [edit for edit in self._edits if span[0] <= edit.start and span[0] < edit.end <= span[1]]
-            if inside and is_plain and len(new) == 1 and not self.source.comments_in(span):
-                self._edits = [edit for edit in self._edits if edit not in inside]
-                if new == {"pass"}:
-                    self._removed.append(node)
-                    self._remove(node)
-                else:
-                    self.replace(span, *new)
 
     def _keep_alignment(self) -> None:
         """Move arguments that are aligned with the first argument as far as the edits move the first argument."""
@@ -153,8 +127,3 @@ class Edits:
 def _joined(comments: str) -> str:
     """Return comments as one line, however they are wrapped."""
     return " ".join(comments.replace("#", " ").split())
-
-
-def _short(shown: str, length: int = 200) -> str:
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= length else shown[: length - 3] + "..."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import os
 import pathlib
 import re
@@ -11,14 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tf_lossscale.migrate.codemod import names, notebooks, report
 from tf_lossscale.migrate.codemod.migrate_file import migrate
-from tf_lossscale.migrate.codemod.unseen import COMPILED
-from tf_lossscale.migrate.codemod.uses import Around
 from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
-_WRAPS = re.compile(rb"LossScaleOptimizer|enable_mixed_precision_graph_rewrite")
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b((?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?)", re.MULTILINE)
+# An import in a Python file, or in a string of a notebook file.
+_IMPORT = re.compile(r"(?:^|\"|\\n)[ \t]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -59,63 +55,26 @@ def _is_searched(entry: os.DirEntry[str]) -> bool:
 
 def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
     """Migrate files without writing them, and yield a report for each, with the new content if the file changes."""
-    sources = {path: _source(os.path.realpath(path)) for path in paths}
-    wraps = any(map(_WRAPS.search, sources.values())) if len(sources) > 1 else None
-    imported = _imported(sources.values())
-    is_hinted = False
-    for path, source in sources.items():
-        if not names.is_worth_parsing(source):
-            yield report.FileReport(path, report.UNCHANGED)
-            continue
-        migrated = _migrate(path, Around(_requested(path, imported), wraps))
-        # Many files of a project may deserve the same hint.
-        kept = tuple(finding for finding in migrated.findings if not (is_hinted and finding.reason == COMPILED))
-        is_hinted = is_hinted or any(finding.reason == COMPILED for finding in kept)
-        yield dataclasses.replace(migrated, findings=kept)
-
-
-def _imported(sources: Iterable[bytes]) -> dict[str, set[str]]:
-    """Return the names that files import from each module, according to a search of their text.
-
-    The key is the last part of the module's name. "*" stands for the module itself. As `from package import name` may
-    import a module, it also stands for `package.name`.
-    """
-    found: dict[str, set[str]] = collections.defaultdict(set)
-    for match in (match for source in sources for match in _IMPORT.finditer(source.decode("utf-8", "replace"))):
-        if match[1] is None:
-            for part in match[2].split(","):
-                found[part.split(" as ")[0].strip().rpartition(".")[2]].add("*")
+    contents = {path: _read(path) for path in paths}
+    texts = (content.decode("utf-8", "replace") for content in contents.values() if isinstance(content, bytes))
+    # Other files may read the names of a package, and of a module whose name is in any import.
+    imported = {word for text in texts for found in _IMPORT.findall(text) for word in names.WORD.findall(found)}
+    for path, content in contents.items():
+        module = os.path.basename(os.path.realpath(path)).partition(".")[0]
+        requested = frozenset("*" if module == "__init__" or module in imported else ())
+        if isinstance(content, OSError):
+            yield _failed(path, content)
+        elif names.is_worth_parsing(content):
+            yield _migrate(path, content, requested)
         else:
-            module, imported = match[1].rpartition(".")[2], names.WORD.findall(match[2])
-            found[module].update("*" if "*" in match[2] else "", imported)
-            for name in imported:
-                found[f"{module}.{name}"].add("*")
-    return found
+            yield report.FileReport(path)
 
 
-def _requested(path: str, imported: dict[str, set[str]]) -> frozenset[str]:
-    """Return the names that files may import from the file at a path."""
-    folder, name = os.path.split(os.path.realpath(path))
-    stem = name.partition(".")[0]
-    if stem == "__init__":
-        folder, stem = os.path.split(folder)
-    keys = stem, f".{stem}", f"{os.path.basename(folder)}.{stem}"
-    return frozenset(each for key in keys for each in imported.get(key, ()))
-
-
-def _source(path: str) -> bytes:
-    """Return the source of a file, or the code cells of a notebook as one module.
-
-    If the file cannot be read, return a null byte, so that the text search selects the file for migration. The
-    migration then reports the error.
-    """
+def _read(path: str) -> bytes | OSError:
     try:
-        content = _content(path)
-        return notebooks.Notebook(content).source.encode() if path.endswith(_NOTEBOOK) else content
-    except OSError:
-        return b"\0"
-    except ValueError:
-        return b"\0" if names.is_worth_parsing(content) else b""
+        return _content(path)
+    except OSError as error:
+        return error
 
 
 def _content(path: str) -> bytes:
@@ -125,23 +84,20 @@ def _content(path: str) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def _migrate(path: str, around: Around) -> report.FileReport:
+def _migrate(path: str, old: bytes, requested: frozenset[str]) -> report.FileReport:
     try:
-        old = _content(path)
-        new, findings = (notebooks.rewritten if path.endswith(_NOTEBOOK) else migrate)(old, around)
+        new, findings = (notebooks.migrate_notebook if path.endswith(_NOTEBOOK) else migrate)(old, requested)
     except Exception as error:
         # An error in one file must not stop the migration of the other files.
         return _failed(path, error)
-    if new == old:
-        return report.FileReport(path, report.UNCHANGED, findings)
-    return report.FileReport(path, report.CHANGED, findings, old=old, new=new)
+    return report.FileReport(path, findings) if new == old else report.FileReport(path, findings, old=old, new=new)
 
 
 def _failed(path: str, error: Exception) -> report.FileReport:
     message = str(getattr(error, "strerror", None) or error)
     if not isinstance(error, (OSError, ValueError)):
         message = f"{type(error).__name__}: {error}. Please report this as a bug"
-    return report.FileReport(path, report.ERROR, error=message)
+    return report.FileReport(path, error=message)
 
 
 def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
@@ -151,7 +107,7 @@ def write(reports: Iterable[report.FileReport]) -> Iterator[report.FileReport]:
     """
     for each in list(reports):
         try:
-            if each.status == report.CHANGED:
+            if each.is_changed:
                 _write(each)
         except (OSError, ValueError) as error:
             yield _failed(each.path, error)

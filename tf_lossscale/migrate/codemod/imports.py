@@ -11,7 +11,7 @@ from tf_lossscale.migrate.codemod.rules import PRIVATE_NAME, Rules
 from tf_lossscale.migrate.codemod.scopes import Binding, Variable, module_of, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
-_STAR = "{} no longer exists. Import its names one by one, and migrate again."
+_STAR = "old names of {} are not changed after this import. Import its names one by one, and migrate again."
 _GONE = "{} no longer exists and has no counterpart."
 _STAYS = "{} stays because not every use of it could be rewritten."
 
@@ -39,17 +39,17 @@ class Imports:
 
     def _import_package(self) -> None:
         """Import this package after the docstring and the imports at the beginning of the file."""
-        place, newline = 0, self._source.newline
-        for i, statement in enumerate(self._source.tree.body):
-            value = getattr(statement, "value", None)
-            if isinstance(statement, (ast.Import, ast.ImportFrom)) or (i == 0 and value and string(value) is not None):
-                place = self._source.line_of(self._source.span(statement)[1])
+        source, place = self._source, 0
+        for statement in source.tree.body:
+            value = statement.value if isinstance(statement, ast.Expr) else statement
+            if isinstance(statement, (ast.Import, ast.ImportFrom)) or string(value) is not None:
+                place = source.start_of_line(source.line_of(source.span(statement)[1]) + 1)
             # Lines that are valid only in IPython, such as magics, may appear between the imports.
             elif not getattr(value, "id", "").startswith(names.IPYTHON):
                 break
-        end = self._source.start_of_line(place + 1)
-        is_cut = end > 0 and self._source.text[end - 1] not in "\r\n"
-        self._edits.replace((end, end), f"{newline}import tf_lossscale" if is_cut else f"import tf_lossscale{newline}")
+        is_cut = place > 0 and source.text[place - 1] not in "\r\n"
+        line = f"{source.newline}import tf_lossscale" if is_cut else f"import tf_lossscale{source.newline}"
+        self._edits.replace((place, place), line)
 
     def _write(self, statement: ast.Import | ast.ImportFrom, new: list[str | None]) -> None:
         """Replace the names in an import. `new` holds the new import of each name, its old one, or None."""
@@ -66,8 +66,7 @@ class Imports:
             between = "; " if indent.strip() else f"{self._source.newline}{indent}"
             self._edits.replace(self._source.span(statement), between.join(lines))
         else:
-            self._edits.remove_statement(statement)
-        self._edits.rewritten(statement, "; ".join(lines) or "(removed)")
+            self._edits.removed.append(statement)
 
     def _new(
         self, statement: ast.Import | ast.ImportFrom, alias: ast.alias, variable: Variable, binding: Binding
@@ -120,12 +119,9 @@ class Imports:
 
     def _star(self, statement: ast.ImportFrom) -> None:
         module = module_of(statement)
-        name = names.canonical(module)
         if reason := self._source.stays(module):
             unseen.report_kept(self._source, self._edits, statement, module, reason)
-        elif name in table.MODULES:
-            self._edits.rewrite(statement, f"from {names.legacy_module(name)} import *")
-        elif name in names.PRIVATE and names.is_gone(module):
+        elif names.is_gone(module) or names.canonical(module) in names.EMPTIED:
             self._edits.todo(statement, _STAR.format(module))
 
 

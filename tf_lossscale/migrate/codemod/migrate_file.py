@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tf_lossscale.migrate.codemod import class_tests, policies, strategies, unseen
+from tf_lossscale.migrate.codemod import class_tests, policies, unseen
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.imports import Imports
 from tf_lossscale.migrate.codemod.report import TODO, Finding
 from tf_lossscale.migrate.codemod.rules import Rules
 from tf_lossscale.migrate.codemod.source import TOO_DEEP, Source
-from tf_lossscale.migrate.codemod.uses import ALONE, Around, Uses
+from tf_lossscale.migrate.codemod.uses import Uses
 
 _BUG = "the file was not changed, because the result would not parse. Please report this as a bug"
 
@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def migrate(source: bytes, around: Around = ALONE) -> Outcome:
+def migrate(source: bytes, requested: frozenset[str] = frozenset()) -> Outcome:
     """Rewrite the uses of old names in one file.
 
     >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
@@ -31,24 +31,25 @@ def migrate(source: bytes, around: Around = ALONE) -> Outcome:
     from tf_lossscale import LossScaleOptimizer
     opt = LossScaleOptimizer(inner)
 
+    `requested` has the names that other files import from this file, or "*" if they may use any of its names.
+
     Encoding and line endings stay. If the file does not parse, is nested too deeply, or changes when it is decoded and
     encoded again, a ValueError says so.
     """
     try:
-        return _migrated(source, around)
+        return _migrated(source, requested)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
 
 
-def _migrated(content: bytes, around: Around) -> Outcome:
-    source = Uses(content, around)
+def _migrated(content: bytes, requested: frozenset[str]) -> Outcome:
+    source = Uses(content, requested)
     edits = Edits(source)
     rules = Rules(source, edits)
     rules.apply()
     policies.report_reads(source, edits)
     unseen.report(source, edits)
     class_tests.report(source, edits)
-    strategies.rename_run(source, edits)
     Imports(source, edits, rules).apply()
     text, findings = edits.finish()
     result = text.encode(source.encoding)
@@ -65,4 +66,4 @@ def _left_by_an_earlier_run(source: Source, findings: list[Finding]) -> Iterator
     current = tuple(f"{MARK} {finding.reason}" for finding in findings if finding.kind == TODO)
     for comment in source.comments_in((0, len(source.text))):
         if comment.string.startswith(MARK) and not any(each.startswith(comment.string) for each in current):
-            yield Finding(*comment.start, TODO, comment.string, reason=comment.string.removeprefix(MARK).strip())
+            yield Finding(*comment.start, TODO, comment.string, comment.string.removeprefix(MARK).strip())

@@ -45,8 +45,6 @@ EMPTIED = {*PRIVATE, KERAS, *table.MODULES}
 # Modules that TensorFlow removed completely.
 _GONE = (f"{KERAS}.experimental.", f"{CONTRIB_MODULE}.", "tensorflow.mixed_precision.", f"{TRAINING}.loss_scaling_")
 _COPY = "tensorflow.python.keras.mixed_precision."
-# Names that still exist in `keras.mixed_precision`.
-CURRENT = (KERAS, f"{KERAS}.set_global_policy", f"{KERAS}.global_policy")
 
 # While a notebook is being rewritten, a name with this prefix replaces each line that is valid only in IPython.
 IPYTHON = "_tf_lossscale_line_"

@@ -7,8 +7,7 @@ class and the config of the wrapper showed what it was.
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
@@ -24,73 +23,55 @@ _OF_OBJECT = {
 _STILL_THERE = {"counter", "current_loss_scale", "multiplier"}
 
 
-class OldState:
-    """The expressions in a file that read, or may read, the old loss scale object of a wrapper.
+def reads(source: Scopes) -> list[ast.expr]:
+    """Return the expressions in a file that read, or may read, the old object, in the order of the file.
 
-    >>> state = OldState(Scopes(b"print(optimizer.loss_scale(), policy.loss_scale())"))
-    >>> [state.source.code(node) for node in state.reads]
+    >>> source = Scopes(b"print(optimizer.loss_scale(), policy.loss_scale())")
+    >>> [source.code(node) for node in reads(source)]
     ['optimizer.loss_scale']
     """
+    return [read for node in source.parents for read in _read_by(source, node)]
 
-    def __init__(self, source: Scopes):
-        self.source = source
-        #: The variables and attributes to which this file assigns dtype policies.
-        self.policies: set[str] = self._targets(
-            lambda value: self._makes(value, {table.POLICY}) or self._calls(value, "policy")
-        )
-        self._wrappers = self._targets(lambda value: self._makes(value, _WRAPPERS))
-        self._configs = self._targets(lambda value: self._calls(value, "get_config"))
-        self._has_method = any(node.name == "loss_scale" for node in source.nodes(ast.FunctionDef))
-        self._kept = self._targets(self._is_loss_scale)
 
-    def _targets(self, is_wanted: Callable[[ast.expr], bool]) -> set[str]:
-        """Return the code of the variables and attributes to which this file assigns certain values."""
-        assigned = (node for node in self.source.nodes(ast.Assign) if is_wanted(node.value))
-        return {self.source.code(target) for node in assigned for target in node.targets}
+def is_policy(source: Scopes, node: ast.AST) -> bool:
+    """Return whether an expression's name suggests that it is a dtype policy, or this file makes it as one."""
+    name = source.code(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+    made = any(_makes(source, each, {table.POLICY}) or _calls(source, each, "policy") for each in source.values(node))
+    return made or "policy" in name.lower()
 
-    def _makes(self, node: ast.AST, roles: set[str]) -> bool:
-        """Return whether a node is a call to an old name with one of the given roles."""
-        known = map(names.canonical, self.source.dotted(node.func)) if isinstance(node, ast.Call) else ()
-        return any(name in table.OLD and table.OLD[name].role in roles for name in known)
 
-    def _calls(self, node: ast.AST, name: str) -> bool:
-        return isinstance(node, ast.Call) and self.source.code(node.func).endswith(name)
+def _makes(source: Scopes, node: ast.AST, roles: set[str]) -> bool:
+    """Return whether a node is a call to an old name with one of the given roles."""
+    known = map(names.canonical, source.dotted(node.func)) if isinstance(node, ast.Call) else ()
+    return any(each in table.OLD and table.OLD[each].role in roles for each in known)
 
-    def is_policy(self, node: ast.AST) -> bool:
-        """Return whether an expression's name suggests that it is a dtype policy, or this file makes it as one."""
-        name = self.source.code(node.func if isinstance(node, ast.Call) else node)
-        return "policy" in name.rpartition(".")[2].lower() or name in self.policies
 
-    def _is_loss_scale(self, node: ast.AST) -> bool:
-        """Return whether an expression reads an attribute `loss_scale` that may be an optimizer's."""
-        if not isinstance(node, ast.Attribute) or node.attr != "loss_scale" or self.is_policy(node.value):
-            return False
-        return not (self._has_method and self.source.code(node.value) in ("self", "cls"))
+def _calls(source: Scopes, node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and source.code(node.func).endswith(name)
 
-    def _is_kept(self, node: ast.AST) -> bool:
-        return self._is_loss_scale(node) or (isinstance(node, ast.Name) and node.id in self._kept)
 
-    @functools.cached_property
-    def reads(self) -> list[ast.expr]:
-        """The expressions that stand for the old object, in the order of the file."""
-        return [read for node in self.source.parents for read in self._read_by(node)]
+def _is_loss_scale(source: Scopes, node: ast.AST) -> bool:
+    """Return whether an expression, or the value of a variable, is an attribute `loss_scale` of a wrapper."""
+    found = [each for each in source.values(node) if isinstance(each, ast.Attribute) and each.attr == "loss_scale"]
+    has_method = bool(found) and any(function.name == "loss_scale" for function in source.nodes(ast.FunctionDef))
+    own = ("self", "cls") if has_method else ()
+    return any(source.code(each.value) not in own and not is_policy(source, each.value) for each in found)
 
-    def _read_by(self, node: ast.AST) -> Iterator[ast.expr]:
-        source = self.source
-        if isinstance(node, ast.Call):
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            if not given and self._is_kept(node.func):
-                yield node.func
-            elif source.is_builtin(node.func, "isinstance"):
-                yield from filter(self._is_loss_scale, given[:1])
-            elif self._makes(node, _WRAPPERS):
-                # Two wrappers share one loss scale.
-                shared = {f"{wrapper}.{name}" for wrapper in self._wrappers for name in ("loss_scale", "_loss_scale")}
-                yield from (each for each in given if source.code(each) in shared)
-        elif isinstance(node, ast.Attribute) and node.attr in _OF_OBJECT:
-            is_private = isinstance(node.value, ast.Attribute) and node.value.attr == "_loss_scale"
-            if self._is_kept(node.value) or (is_private and node.attr not in _STILL_THERE):
-                yield node.value
-        elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
-            is_config = self._calls(node.value, "get_config") or source.code(node.value) in self._configs
-            yield from [node.value] if is_config else []
+
+def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Call):
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if not given and _is_loss_scale(source, node.func):
+            yield node.func
+        elif source.is_builtin(node.func, "isinstance"):
+            yield from (each for each in given[:1] if _is_loss_scale(source, each))
+        elif _makes(source, node, _WRAPPERS):
+            # Two wrappers share one loss scale.
+            owned = [each for each in given if isinstance(each, ast.Attribute) and each.attr.endswith("loss_scale")]
+            yield from (each for each in owned if any(_makes(source, v, _WRAPPERS) for v in source.values(each.value)))
+    elif isinstance(node, ast.Attribute) and node.attr in _OF_OBJECT:
+        is_private = getattr(node.value, "attr", "") == "_loss_scale"
+        if _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
+            yield node.value
+    elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
+        yield from [node.value] if any(_calls(source, each, "get_config") for each in source.values(node.value)) else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 
 from tf_lossscale.legacy import table
+from tf_lossscale.migrate.codemod import old_state
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.source import Argument
@@ -68,8 +69,8 @@ def _is_read(node: ast.Attribute) -> bool:
 
 def _is_made_here(source: Uses, policy: ast.expr) -> bool:
     """Return whether an expression is a policy that this file makes with an old name."""
-    is_made = isinstance(policy, ast.Call) or (isinstance(policy, ast.Name) and policy.id in source.state.policies)
-    return bool(source.roles & ROLES) and is_made and source.state.is_policy(policy)
+    is_made = any(isinstance(each, ast.Call) for each in source.values(policy))
+    return bool(source.roles & ROLES) and is_made and old_state.is_policy(source, policy)
 
 
 def report_reads(source: Uses, edits: Edits) -> None:
@@ -84,17 +85,15 @@ def report_reads(source: Uses, edits: Edits) -> None:
 
 
 def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> None:
-    """Replace or report the policy name in a call, if it is one that only TensorFlow 2.0 and 2.1 had.
+    """Replace or report the policy name in a call, if it is one that only TensorFlow 2.0 to 2.3 had.
 
     If the call keeps its old meaning, None is a policy.
     """
     for argument in source.arguments(call)[:1]:
         name, quoted = string(argument.value), source.code(argument.value)
-        new = quoted.replace(name, _WITH_FLOAT32[name]) if name in _WITH_FLOAT32 else None
-        new = '"float32"' if quoted == "None" and not is_old else new
-        if new:
-            edits.rewrite(argument.value, new)
-        elif name in _INFERRED:
+        if name in _WITH_FLOAT32:
+            edits.rewrite(argument.value, quoted.replace(name, _WITH_FLOAT32[name]))
+        elif name in _INFERRED or (quoted == "None" and not is_old):
             edits.todo(call, _INFER.format(quoted))
 
 
@@ -107,18 +106,5 @@ def report_scale(source: Uses, edits: Edits, call: ast.Call, arguments: list[Arg
         and not _has_default_scale(arguments, at)
         and (compiles or not source.constructs)
         and not source.changes_compile
-        and _is_passed_on(source, call)
     ):
         edits.todo(call, _DOES_NOT_READ)
-
-
-def _is_passed_on(source: Uses, node: ast.AST) -> bool:
-    """Return whether other code gets a policy, rather than a text or an attribute of it."""
-    outer = source.parents[node]
-    variable = source.aliases.get(node)
-    if variable and not source.is_requested(variable):
-        used = source.names.get(variable, ())
-        return not used or any(_is_passed_on(source, name) for name in used)
-    if isinstance(outer, ast.Call):
-        return not source.is_builtin(outer.func, "isinstance", "print", "repr", "str", "type")
-    return not isinstance(outer, (ast.Attribute, ast.Compare, ast.Expr, ast.FormattedValue))

@@ -1,42 +1,32 @@
-"""The codemod's report: its findings, the result for each file, and the totals. It can be written as JSON."""
+"""The codemod's report: what is left to do in a file, and the new content of the file."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
-from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
 from tf_lossscale.writing import printable
 
-REWRITTEN = "rewritten"
 TODO = "todo"
 NOTICE = "notice"
 
-CHANGED = "changed"
-UNCHANGED = "unchanged"
-ERROR = "error"
 
+class Finding(NamedTuple):
+    """A place that the codemod does not change, and the reason."""
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Finding:
-    """One use of an old name in a file, and what the codemod did about it.
-
-    >>> Finding(3, 6, REWRITTEN, "mp.LossScaleOptimizer(o, 'dynamic')", "tf_lossscale.LossScaleOptimizer(o)").line
-    3
-    """
-
-    # The line in the old file, counted from 1.
+    #: The line in the old file, or in a cell of an old notebook, counted from 1.
     line: int
-    # The column in the old file, counted from 0.
+    #: The column in the old file, counted from 0.
     column: int
-    # REWRITTEN, TODO or NOTICE. TODO and NOTICE mean that the code was not changed. TODO adds a comment above the code.
+    #: TODO or NOTICE. TODO adds a comment above the code.
     kind: str
+    #: The code that is not changed.
     old: str
-    new: str | None = None
-    reason: str | None = None
+    reason: str
+    #: The number of the cell in a notebook, counted from 1.
+    cell: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +34,16 @@ class FileReport:
     """The codemod's result for one file."""
 
     path: str
-    # One of CHANGED, UNCHANGED and ERROR.
-    status: str
     findings: tuple[Finding, ...] = ()
     error: str | None = None
-    # The content before and after the rewrite; both are empty unless the status is CHANGED.
+    # The content before and after the rewrite. Both are empty if the file does not change.
     old: bytes = b""
     new: bytes = b""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file is, or would be, rewritten."""
+        return self.new != self.old
 
     @property
     def diff(self) -> str:
@@ -62,38 +55,8 @@ class FileReport:
     @property
     def left_to_do(self) -> bool:
         """Whether `migrate --check` fails because of this file."""
-        return self.status != UNCHANGED or any(finding.kind == TODO for finding in self.findings)
+        return self.is_changed or bool(self.error) or any(finding.kind == TODO for finding in self.findings)
 
 
 def _lines(content: bytes) -> list[str]:
     return [line.decode("utf-8", "surrogateescape") for line in content.splitlines(keepends=True)]
-
-
-def counts(reports: Iterable[FileReport]) -> dict[str, int]:
-    """Return the number of files, of files with each status, and of findings of each kind.
-
-    >>> counts([FileReport("a.py", UNCHANGED)])["files"]
-    1
-    """
-    keys = [key for report in reports for key in ("files", report.status, *(f.kind for f in report.findings))]
-    return {key: keys.count(key) for key in ("files", CHANGED, UNCHANGED, ERROR, REWRITTEN, TODO, NOTICE)}
-
-
-def as_json(reports: Iterable[FileReport], written: bool) -> str:
-    """Return the machine-readable report, whose schema is in docs/migration.md.
-
-    >>> json.loads(as_json([], written=False))["version"]
-    1
-    """
-    reports = list(reports)
-    content: dict[str, Any] = {
-        "version": 1,
-        "written": written,
-        "summary": counts(reports),
-        "files": [
-            {key: value for key, value in dataclasses.asdict(report).items() if key not in ("old", "new")}
-            for report in reports
-            if report.status != UNCHANGED or report.findings
-        ],
-    }
-    return json.dumps(content, indent=2)

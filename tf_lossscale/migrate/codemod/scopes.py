@@ -6,7 +6,6 @@ Values are not followed: a parameter, an attribute of an object or the result of
 from __future__ import annotations
 
 import ast
-import collections
 import functools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,16 +17,8 @@ from tf_lossscale.migrate.codemod.source import Source
 #: Stands for anything that has no qualified name.
 UNKNOWN = "?"
 
-_CONTAINERS = (
-    *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.keyword),
-    *(ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.GeneratorExp),
-)
-_COLLECTIONS = ("dict", "frozenset", "list", "map", "set", "sorted", "tuple", "zip")
+_CONTAINERS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.IfExp, ast.BoolOp)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-
-# The customary names of the libraries. If a file does not bind such a name, but contains a star import like `from
-# layers import *`, the name is assumed to mean the library.
-CUSTOMARY = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 
 
 class Binding(NamedTuple):
@@ -56,8 +47,6 @@ class Scopes(Source):
         super().__init__(content)
         #: Maps each variable to the places where it gets its value.
         self.bindings: dict[Variable, list[Binding]] = {}
-        #: The modules from which this file imports `*`.
-        self.stars: list[str] = []
         self._globals: set[Variable] = set()
         self._dotted: dict[ast.AST, frozenset[str]] = {}
         self._scopes: dict[ast.AST, ast.AST] = {self.tree: self.tree}
@@ -81,9 +70,20 @@ class Scopes(Source):
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             self._add(node, node.name, Binding(node))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            outer = self.parents[node]
-            is_alias = isinstance(outer, ast.AnnAssign) or (isinstance(outer, ast.Assign) and len(outer.targets) == 1)
-            self._add(node, node.id, Binding(node, value=getattr(outer, "value", None) if is_alias else None))
+            self._add(node, node.id, Binding(node, value=self._assigned_to(node)))
+
+    def _assigned_to(self, node: ast.Name) -> ast.expr | None:
+        """Return the value of an assignment to a name, which may be one of several in a tuple."""
+        outer = self.parents[node]
+        assignment = self.parents[outer] if isinstance(outer, ast.Tuple) else outer
+        if isinstance(assignment, ast.AnnAssign):
+            return assignment.value
+        if not isinstance(assignment, ast.Assign) or len(assignment.targets) > 1:
+            return None
+        if not isinstance(outer, ast.Tuple):
+            return assignment.value
+        values = assignment.value.elts if isinstance(assignment.value, ast.Tuple) else []
+        return values[outer.elts.index(node)] if len(values) == len(outer.elts) else None
 
     def _add(self, node: ast.AST, name: str, binding: Binding) -> None:
         scope = self._scopes[node]
@@ -94,9 +94,7 @@ class Scopes(Source):
         if isinstance(node, ast.Import):
             bound = alias.asname or alias.name.split(".", 1)[0]
             self._add(node, bound, Binding(alias, alias.name if alias.asname else bound))
-        elif alias.name == "*":
-            self.stars.append(module_of(node))
-        else:
+        elif alias.name != "*":
             module = module_of(node)
             dotted = f"{module}{alias.name}" if module.endswith(".") else f"{module}.{alias.name}"
             self._add(node, alias.asname or alias.name, Binding(alias, dotted))
@@ -130,11 +128,8 @@ class Scopes(Source):
             return {d if d == UNKNOWN else f"{d}.{node.attr}" for d in self.dotted(node.value)}
         if not isinstance(node, ast.Name):
             return {UNKNOWN}
-        if variable := self.variable(node):
-            return set(self.meanings(variable))
-        starred = {f"{module}.{node.id}" for module in self.stars}
-        old = {dotted for dotted in starred if leads_to_old(dotted)}
-        return old or {CUSTOMARY.get(node.id, UNKNOWN) if self.stars else UNKNOWN}
+        variable = self.variable(node)
+        return set(self.meanings(variable)) if variable else {UNKNOWN}
 
     def meanings(self, variable: Variable) -> frozenset[str]:
         """Return the qualified names that a variable may stand for."""
@@ -147,39 +142,13 @@ class Scopes(Source):
         return frozenset(found)
 
     def values(self, node: ast.AST) -> list[ast.AST]:
-        """Return an expression, what it contains or chooses from, and what this file assigns to the names among these.
-
-        Names are followed by their spelling. The result may therefore contain too much.
-        """
-        found, followed = [node], {""}
+        """Return an expression, the parts of a collection or choice, and what this file assigns to the names in it."""
+        found = [node]
         for each in found:
-            name = getattr(each, "id", getattr(each, "attr", ""))
-            is_collection = isinstance(each, ast.Call) and self.is_builtin(each.func, *_COLLECTIONS)
-            found += ast.iter_child_nodes(each) if is_collection or isinstance(each, _CONTAINERS) else ()
-            found += self._assigned[name] if name not in followed else ()
-            followed.add(name)
-        return found
-
-    @functools.cached_property
-    def _assigned(self) -> dict[str, list[ast.AST]]:
-        """Maps the name of each variable, attribute and parameter to the expressions that this file assigns to it."""
-        found: dict[str, list[ast.AST]] = collections.defaultdict(list)
-        calls: dict[str, list[ast.Call]] = collections.defaultdict(list)
-        for call in self.nodes(ast.Call):
-            calls[getattr(call.func, "id", getattr(call.func, "attr", ""))].append(call)
-        for function in self.nodes(ast.FunctionDef):
-            parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-            for call in calls[function.name]:
-                passed = zip(parameters[parameters[:1] in (["self"], ["cls"]) :], call.args, strict=False)
-                for name, value in (*passed, *((keyword.arg or "", keyword.value) for keyword in call.keywords)):
-                    found[name].append(value)
-        for node in self.parents:
-            if isinstance(getattr(node, "ctx", None), ast.Store):
-                outer = self.parents[node]
-                while isinstance(outer, (ast.Tuple, ast.List, ast.Starred)):
-                    outer = self.parents[outer]
-                assigned = getattr(outer, "value", None) or getattr(outer, "iter", None)
-                found[getattr(node, "id", getattr(node, "attr", ""))] += [assigned] if assigned else []
+            variable = self.variable(each) if isinstance(each, ast.Name) else None
+            values: list[ast.AST] = [b.value for b in self.bindings[variable] if b.value] if variable else []
+            values += ast.iter_child_nodes(each) if isinstance(each, _CONTAINERS) else ()
+            found += [value for value in values if value not in found]
         return found
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:

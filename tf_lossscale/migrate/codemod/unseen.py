@@ -8,31 +8,22 @@ import re
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import class_tests, keras_3, names
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.scopes import CUSTOMARY, UNKNOWN, leads_to_old, string
+from tf_lossscale.migrate.codemod.rules import NOT_FOLLOWED
+from tf_lossscale.migrate.codemod.scopes import UNKNOWN, leads_to_old, string
 from tf_lossscale.migrate.codemod.uses import Uses
 
+# The customary names of the libraries.
+_CUSTOMARY = {"tf": "tensorflow", "tensorflow": "tensorflow", "keras": "keras", "tf_keras": "keras"}
 # The last part of each old name, without its module.
 _SHORT = {name.rsplit(".", 1)[1] for name in table.OLD}
 _IN_A_STRING = re.compile(
-    r"[\w.]*mixed_precision\.(experimental(\.\w+)*|LossScaleOptimizer|set_policy)"
-    r"|tensorflow\.contrib\.mixed_precision[\w.]*"
-    r"|(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*\.mixed_precision\b.*",
-    re.DOTALL,
+    r"\bmixed_precision\.(experimental|LossScaleOptimizer|set_policy)\b|\bcontrib\.mixed_precision\b"
+    r"|\b(from|import)\s+(tensorflow|tf_keras|keras)[\w.]*\.mixed_precision\b"
 )
-# A line of a config in YAML, JSON, TOML or a similar language. The group is the value.
-_IN_A_CONFIG = re.compile(r"""^[^\S\n]*(?:- )?["']?[\w.-]+["']?\s*[:=]\s*["']?([\w.]+)["']?[ ,;]*$""", re.MULTILINE)
 _STRING = "strings are not changed. If the program looks this old name up, call tf_lossscale.install()."
-_CONFIG = (
-    "the string names an old class. Restore the optimizer with tf_lossscale.LossScaleOptimizer.from_config(config), or "
-    "call tf_lossscale.install()."
-)
 _UNPACKED = (
     "loss_scale is an argument of the old class only, and the codemod does not follow a dict to the call that unpacks "
     "it. If this call is of tf_lossscale.LossScaleOptimizer, write tf_lossscale.legacy.from_loss_scale."
-)
-_OF_CALL = (
-    "the module is the result of a call, which this tool does not follow. If it is an old module of TensorFlow, call "
-    "tf_lossscale.install(), which restores its names."
 )
 _TAKES = "_loss_scale takes an object with the methods __call__() and update(grads), such as a LossScale, not a number."
 _NO_STATE = (
@@ -45,30 +36,19 @@ _OF_KERAS_3 = (
     "{} is of Keras 3's class, but this file also uses names of the old class, which tf_lossscale.LossScaleOptimizer "
     "replaces. Write get_scaled_loss and get_unscaled_gradients."
 )
-#: The hint about the wrappers that this package does not make, which a project gets at most once.
+#: The hint about the wrappers that this package does not make.
 COMPILED = (
-    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own class: its objects are no "
-    "instances of tf_lossscale.LossScaleOptimizer and have none of its methods. Give compile() a "
-    "tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
-)
-_NOT_WRAPPED = (
-    "this test fails for an optimizer that compile() under mixed_float16, or another library, has wrapped in Keras's "
-    "own class, and the loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call "
-    "tf_lossscale.wrap_in_compile()."
+    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own LossScaleOptimizer, and the "
+    "loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile()."
 )
 _NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
-_OVERRIDES = (
-    "{} overrides a private method of the old class, which tf_lossscale does not call. Remove it, or override "
-    "get_unscaled_gradients or apply_gradients."
-)
-_SUPPRESSED = re.compile(r"except\b[^:]*(AttributeError|Exception)\b|except\s*:|([\w.]+\.)?suppress\(")
 # Private methods of the old wrapper classes that tf_lossscale's wrappers neither have nor call.
 _HOOKS = {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
-# Private methods of the old wrapper classes that tf_lossscale's wrappers have, but do not call.
+# Private methods of the old wrapper classes that tf_lossscale's wrappers do not call.
 _OVERRIDDEN = {*_HOOKS, "_compute_gradients", "_get_gradients"}
 _HOOK = (
-    "{} was a private method of the old class. tf_lossscale has no such method: remove the call, or write "
-    "get_unscaled_gradients in place of _unscale_grads."
+    "{} was a private method of the old class, which tf_lossscale does not have or does not call. Remove it, or write "
+    "get_unscaled_gradients or apply_gradients."
 )
 
 
@@ -85,7 +65,7 @@ def report(source: Uses, edits: Edits) -> None:
         if key == "loss_scale" and is_argument and (source.imports_tensorflow or source.roles - {table.OURS}):
             edits.notice(value, _UNPACKED)
         elif key == "class_name" and string(value) in ("LossScaleOptimizer", "LossScaleOptimizerV1"):
-            edits.notice(value, _CONFIG)
+            edits.notice(value, _STRING)
     if source.roles & names.WRAPPERS:
         _private_attributes(source, edits)
     if source.roles & {table.STABLE, table.EXPERIMENTAL}:
@@ -108,9 +88,9 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
         if (reason := source.stays(dotted)) and not (root and any(map(source.stays, source.dotted(root)))):
             report_kept(source, edits, node, dotted, reason)
     if re.match(r"([\w.]*\.)?mixed_precision\(", code) and node.attr in _SHORT and source.dotted(node) == {UNKNOWN}:
-        edits.notice(node, _OF_CALL)
-    elif root and root.id in CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
-        name = names.canonical(CUSTOMARY[root.id] + code.removeprefix(root.id))
+        edits.notice(node, NOT_FOLLOWED)
+    elif root and root.id in _CUSTOMARY and not any(map(leads_to_old, source.dotted(root))):
+        name = names.canonical(_CUSTOMARY[root.id] + code.removeprefix(root.id))
         row = table.OLD.get(name)
         if row and not (row.role == table.POLICY and "experimental" not in name):
             change = "is now another class" if row.role == table.STABLE else "no longer exists"
@@ -119,13 +99,12 @@ def _unknown_origin(source: Uses, edits: Edits, node: ast.Attribute) -> None:
 
 
 def _string(source: Uses, edits: Edits, node: ast.Constant) -> None:
-    """Report an old name in a string, but not in a text such as a docstring."""
+    """Report an old name in a string, but not in a docstring."""
     value = string(node) or ""
     if isinstance(source.parents[node], ast.Expr):
         return
     is_import = getattr(getattr(source.parents[node], "func", None), "attr", "") == "import_module"
-    is_named = any(map(_IN_A_STRING.fullmatch, [value, *_IN_A_CONFIG.findall(value)]))
-    if is_named or (is_import and names.canonical(value) == table.KERAS):
+    if _IN_A_STRING.search(value) or (is_import and names.canonical(value) == table.KERAS):
         edits.notice(node, _STRING)
     elif reason := source.stays(value):
         report_kept(source, edits, node, value, reason)
@@ -148,7 +127,7 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
     derived = {source.parents[use.node]: use.roles & names.WRAPPERS for use in source.uses}
     wrappers = [each for each, wraps in derived.items() if isinstance(each, ast.ClassDef) and wraps]
     for method in (each for wrapper in wrappers for each in wrapper.body if getattr(each, "name", "") in _OVERRIDDEN):
-        edits.todo(method, _OVERRIDES.format(getattr(method, "name", "")))
+        edits.todo(method, _HOOK.format(getattr(method, "name", "")))
     for node in source.nodes(ast.Attribute):
         owner = source.code(node.value)
         is_wrapper = owner != "self" or _class_around(source, node) in wrappers
@@ -160,11 +139,9 @@ def _private_attributes(source: Uses, edits: Edits) -> None:
             edits.todo(node, _HOOK.format(node.attr))
         elif node.attr == "_decayed_lr" and owner.endswith(("inner_optimizer", "_optimizer")):
             wrapper = owner.rpartition(".")[0]
-            if wrapper != "self":
-                edits.todo(node, _DECAYED.format(wrapper))
-            elif _class_around(source, node) in wrappers:
-                # The class may override the method.
-                edits.todo(node, _DECAYED.format("super()"))
+            if wrapper != "self" or _class_around(source, node) in wrappers:
+                # A subclass may override the method.
+                edits.todo(node, _DECAYED.format("super()" if wrapper == "self" else wrapper))
 
 
 def _class_around(source: Uses, node: ast.AST) -> ast.AST:
@@ -173,11 +150,11 @@ def _class_around(source: Uses, node: ast.AST) -> ast.AST:
 
 def _old_state(source: Uses, edits: Edits) -> None:
     """Report the reads of the old loss scale object that fail if the wrapper is made with the new arguments."""
-    wraps = source.imports_tensorflow if source.around.wraps is None else source.around.wraps
-    for node in source.state.reads:
+    for node in source.old_reads:
         parent, code = source.parents[node], source.code(node)
         is_called = isinstance(parent, ast.Call) and parent.func is node
-        is_suspect = is_called and wraps and "." in code and code != "self.loss_scale"
+        # The loss scalers of PyTorch have a method of this name.
+        is_suspect = is_called and "." in code and code != "self.loss_scale" and "torch" not in source.modules
         if (source.roles & names.WRAPPERS or is_suspect) and not _is_guarded(source, node, node):
             what = f"has no {parent.attr}" if isinstance(parent, ast.Attribute) else "is a tensor, not a function"
             edits.todo(node, _NO_STATE.format(code, what))
@@ -200,41 +177,22 @@ def _compiled(source: Uses, edits: Edits) -> None:
     is_bare = any(string(each) or (isinstance(each, ast.Call) and each.func not in wrapped) for each in given)
     if source.changes_compile or (source.constructs and not is_bare):
         return
-    tests = [node for node in source.parents if _is_test(source, node)]
+    # A program looks for a method of the old class by a string. If it also uses Keras 3's methods, it is for both.
+    looked_up = [node for node in source.nodes(ast.Constant) if string(node) in keras_3.OLD_METHODS]
+    tests: list[ast.AST] = [*looked_up] if not keras_3.uses(source) else []
     needs: list[ast.AST] = [node for node in source.nodes(ast.Attribute) if _needs_wrapper(source, node)]
     if not source.constructs:
         classes = [use.node for use in source.uses if use.roles & {table.STABLE, table.EXPERIMENTAL}]
         tests += class_tests.tests(source) if classes else []
         needs += classes
     for node in tests[:1]:
-        edits.todo(node, _NOT_WRAPPED)
+        edits.todo(node, COMPILED)
     for node in needs[:1] if not tests else ():
         edits.notice(node, COMPILED)
 
 
-def _is_test(source: Uses, node: ast.AST) -> bool:
-    """Return whether a program goes on without a method of the old class that a node looks for or calls."""
-    if string(node) in keras_3.OLD_METHODS:
-        # A program that also uses Keras 3's methods is for both classes.
-        return not keras_3.uses(source)
-    if getattr(node, "attr", "") not in keras_3.OLD_METHODS or _is_guarded(source, node, getattr(node, "value", node)):
-        return False
-    outer = list(source.ancestors(node))
-    handlers = (handler for each in outer if isinstance(each, ast.Try) for handler in each.handlers)
-    managers = (item.context_expr for each in outer if isinstance(each, ast.With) for item in each.items)
-    return any(_SUPPRESSED.match(source.code(each)) for each in (*handlers, *managers))
-
-
 def _needs_wrapper(source: Uses, node: ast.Attribute) -> bool:
     """Return whether a node reads what only the old class has from the optimizer of a model."""
-    is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.state.reads)
-    return is_old and _is_of_model(source, node.value) and not _is_guarded(source, node, node.value)
-
-
-def _is_of_model(source: Uses, node: ast.AST) -> bool:
-    """Return whether an expression may be the optimizer of a model, which `compile` has set."""
-    return any(
-        getattr(each, "attr", "") == "optimizer"
-        or (isinstance(each, ast.Call) and len(each.args) > 1 and string(each.args[1]) == "optimizer")
-        for each in source.values(node)
-    )
+    is_old = node.attr in keras_3.OLD_METHODS or (source.keeps_old_state and node in source.old_reads)
+    is_of_model = any(getattr(each, "attr", "") == "optimizer" for each in source.values(node.value))
+    return is_old and is_of_model and not _is_guarded(source, node, node.value)

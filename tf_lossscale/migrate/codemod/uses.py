@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import keras_3, names
-from tf_lossscale.migrate.codemod.old_state import OldState
+from tf_lossscale.migrate.codemod import keras_3, names, old_state
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
 _MODULES = {*names.PRIVATE, *table.MODULES}
@@ -23,18 +22,6 @@ _OF_KERAS_3 = [f"{root}{table.KERAS}.LossScaleOptimizer" for root in ("", "tenso
 _KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3's class has."
 # The names of layers, models and optimizers. The first group is the library.
 _MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
-
-
-class Around(NamedTuple):
-    """The facts about the other files of a project on which the migration of one file depends."""
-
-    #: The names that other files import from this file, including "*" if they may use any of its names.
-    requested: frozenset[str] = frozenset()
-    #: Whether a file wraps an optimizer. None if there are no other files.
-    wraps: bool | None = None
-
-
-ALONE = Around()
 
 
 class Use(NamedTuple):
@@ -72,11 +59,10 @@ class Uses(Scopes):
     ['keras.mixed_precision.Policy']
     """
 
-    def __init__(self, content: bytes, around: Around = ALONE):
+    def __init__(self, content: bytes, requested: frozenset[str] = frozenset()):
         super().__init__(content)
-        self.around = around
-        #: Where this file reads the old loss scale object of a wrapper.
-        self.state: OldState = OldState(self)
+        #: The names that other files may read in this file. "*" stands for all of its names.
+        self.requested = requested
         #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
         self.imports_tensorflow: bool = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
         #: The uses of old names, in the order of the file.
@@ -166,13 +152,13 @@ class Uses(Scopes):
         call = self.parents[use.node]
         return call if isinstance(call, ast.Call) and call.func is use.node else None
 
-    def is_tested(self, node: ast.AST, followed: frozenset[Variable] = frozenset()) -> bool:
+    def is_tested(self, node: ast.AST) -> bool:
         """Return whether a class is tested, annotated, or asked for an attribute, rather than called or stored."""
         while True:
             node, inner = self.parents[node], node
-            if (variable := self.aliases.get(inner)) and not self.is_requested(variable):
-                used = self.names.get(variable, []) if variable not in followed else []
-                return bool(used) and all(self.is_tested(name, followed | {variable}) for name in used)
+            if variable := self.aliases.get(inner):
+                # The uses of the variable are uses of the class as well.
+                return not self.is_requested(variable)
             if isinstance(node, (ast.Attribute, ast.Compare, ast.MatchClass, ast.arg)):
                 return True
             if isinstance(node, ast.Call):
@@ -190,20 +176,16 @@ class Uses(Scopes):
     def is_requested(self, variable: Variable) -> bool:
         """Return whether other code may read a variable of this file: another file, a string, or a class's objects."""
         scope, name = variable
-        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.around.requested)
+        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.requested)
         return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
 
     @functools.cached_property
     def compiled_with(self) -> list[ast.expr]:
         """The optimizers that this file passes to the method `compile` of a model."""
-        calls = (call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN})
-        arguments = (self.arguments(call) for call in calls if getattr(call.func, "attr", "") == "compile")
-        return [
-            argument.value
-            for given in arguments
-            for i, argument in enumerate(given)
-            if argument.keyword in ("optimizer", "*", "**") or (i == 0 and not argument.keyword)
-        ]
+        calls = [call for call in self.nodes(ast.Call) if self.dotted(call.func) == {UNKNOWN}]
+        calls = [call for call in calls if getattr(call.func, "attr", "") == "compile"]
+        named = [each.value for call in calls for each in call.keywords if each.arg in ("optimizer", None)]
+        return [*(call.args[0] for call in calls if call.args), *named]
 
     @functools.cached_property
     def constructs(self) -> bool:
@@ -227,6 +209,9 @@ class Uses(Scopes):
     def keeps_old_state(self) -> bool:
         """Whether this file makes the experimental wrapper, and reads the state of its old loss scale object."""
         made = any(use.roles == {table.EXPERIMENTAL} and not self.is_tested(use.node) for use in self.uses)
-        looked_up = {dotted for use in self.uses for dotted in self.looked_up(use.node, use.dotted)}
-        made = made or f"{table.KERAS}.experimental.LossScaleOptimizer" in map(names.canonical, looked_up)
-        return made and bool(self.state.reads)
+        return made and bool(self.old_reads)
+
+    @functools.cached_property
+    def old_reads(self) -> list[ast.expr]:
+        """The expressions that read the old loss scale object of a wrapper."""
+        return old_state.reads(self)

@@ -19,7 +19,6 @@ WITH_OLD_ARGUMENTS = table.WRAPPERS_WITH_OLD_ARGUMENTS[table.EXPERIMENTAL]
 _EITHER = (
     f"{{}} may be either of two classes, which take different arguments. Write {table.WRAPPER} or {WITH_OLD_ARGUMENTS}."
 )
-_FITS_BOTH = f"the arguments fit both the old and the new class. Write {table.WRAPPER} or {names.HELPER}."
 SECOND = (
     "the second argument is a fixed scale in TensorFlow 2.3, `dynamic` in 2.4, and the initial scale in Keras 3. Write "
     "dynamic=False, initial_scale=N for a fixed scale, or initial_scale=N for a scale that only starts at N."
@@ -27,10 +26,6 @@ SECOND = (
 _NO_MATCH = (
     "the arguments do not match the signature (optimizer, loss_scale). Write the arguments of "
     "tf_lossscale.LossScaleOptimizer: inner_optimizer, dynamic, initial_scale, dynamic_growth_steps."
-)
-_UNSURE = (
-    f"{{}} may also be something other than TensorFlow's class. Where it is TensorFlow's class, write {names.HELPER}, "
-    "which takes the same arguments."
 )
 
 
@@ -49,10 +44,11 @@ def form(source: Uses, use: Use, is_legacy: bool = False) -> Form:
     roles, call = use.roles - {table.OURS}, source.called(use)
     if roles == {table.CONTRIB} or (is_legacy and roles == {table.EXPERIMENTAL}):
         return Form(table.WRAPPERS_WITH_OLD_ARGUMENTS[roles.pop()])
-    if call is None and len(roles) > 1 and not source.is_tested(use.node):
-        return Form(None, reason=_EITHER.format(source.code(use.node)))
-    new = form_of_call(source, call, roles) if call and roles else Form(table.WRAPPER)
-    return Form(None, reason=_UNSURE.format(source.code(use.node))) if new.changes and not use.is_sure else new
+    if call is None:
+        is_unclear = len(roles) > 1 and not source.is_tested(use.node)
+        return Form(None, reason=_EITHER.format(source.code(use.node))) if is_unclear else Form(table.WRAPPER)
+    new = form_of_call(source, call, roles) if roles else Form(table.WRAPPER)
+    return Form(None, reason=_EITHER.format(source.code(call.func))) if new.changes and not use.is_sure else new
 
 
 def form_of_call(source: Uses, call: ast.Call, roles: set[str]) -> Form:
@@ -62,19 +58,18 @@ def form_of_call(source: Uses, call: ast.Call, roles: set[str]) -> Form:
     second = next((a for i, a in enumerate(arguments) if a.keyword == "dynamic" or (i == 1 and not a.keyword)), None)
     value = second.value if second else None
     is_flag = isinstance(value, ast.Constant) and isinstance(value.value, bool)
-    is_old = value is not None and (_is_dynamic(value) or _is_number(value) or _is_scale(source, value))
-    is_clear = is_flag or (is_old and not _is_number(value)) if value else True
-    if roles == {table.STABLE} and second and not (second.keyword or is_clear):
+    is_dynamic = value is not None and string(value) == "dynamic"
+    if roles == {table.STABLE} and second and not (second.keyword or is_flag or is_dynamic):
         return Form(None, reason=SECOND)
     if keywords & {"*", "**"}:
         # A program for both classes may unpack a dict of arguments that depends on the version of TensorFlow. The
         # codemod assumes that only the new class is called with `**`.
         is_new = roles != {table.EXPERIMENTAL} and "*" not in keywords and value is None
-    elif roles == {table.EXPERIMENTAL} or keywords & {"loss_scale", "optimizer"} or is_old:
+    elif roles == {table.EXPERIMENTAL} or keywords & {"loss_scale", "optimizer"} or is_dynamic or _is_number(value):
         return _with_old_arguments(source, arguments)
     else:
         is_new = roles == {table.STABLE} or value is None or is_flag or len(arguments) > 2
-    return Form(table.WRAPPER) if is_new else Form(None, reason=_FITS_BOTH)
+    return Form(table.WRAPPER) if is_new else Form(None, reason=_EITHER.format(source.code(call.func)))
 
 
 def _with_old_arguments(source: Uses, arguments: list[Argument]) -> Form:
@@ -89,7 +84,7 @@ def _with_old_arguments(source: Uses, arguments: list[Argument]) -> Form:
         changes.append(((start, start + len("optimizer")), "inner_optimizer"))
     if "loss_scale" in given:
         scale = arguments[given["loss_scale"]]
-        if _is_dynamic(scale.value):
+        if string(scale.value) == "dynamic":
             changes.append((source.removal(arguments, given["loss_scale"]), ""))
         elif _is_number(scale.value):
             changes.append(((scale.span[0], scale.value_span[0]), "dynamic=False, initial_scale="))
@@ -98,19 +93,7 @@ def _with_old_arguments(source: Uses, arguments: list[Argument]) -> Form:
     return Form(table.WRAPPER, changes)
 
 
-def _is_dynamic(value: ast.expr) -> bool:
-    if isinstance(value, ast.IfExp):
-        return _is_dynamic(value.body) and _is_dynamic(value.orelse)
-    return string(value) == "dynamic"
-
-
-def _is_scale(source: Uses, value: ast.expr) -> bool:
-    """Return whether an expression makes one of the old loss scale objects."""
-    dotted = source.dotted(value.func) if isinstance(value, ast.Call) else ()
-    return any(each.endswith(("FixedLossScale", "DynamicLossScale")) for each in dotted)
-
-
-def _is_number(node: ast.AST) -> bool:
+def _is_number(node: ast.AST | None) -> bool:
     """Return whether an expression is a constant number such as `2 ** 15`."""
     if isinstance(node, (ast.UnaryOp, ast.BinOp)):
         operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
