@@ -20,15 +20,16 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     dense = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     to_check = [_stacked([dense[i] for i in at]) for at in alike(dense)]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
-    # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap.
+    # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap, and in a graph
+    # the check of few values is as cheap.
     summed: list[tf.Tensor] = []
     others: list[tf.Tensor] = []
     for values in to_check:
-        is_large = (values.shape.num_elements() or SMALL + 1) > SMALL
-        (summed if is_large and values.dtype in (tf.float32, tf.float64) else others).append(values)
+        is_slow = tf.executing_eagerly() or (values.shape.num_elements() or SMALL + 1) > SMALL
+        (summed if is_slow and values.dtype in (tf.float32, tf.float64) else others).append(values)
     if not summed or in_xla_context():
         return _every_value_is_finite(to_check)
-    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float64) for values in summed])
+    sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float32) for values in summed])
     proven = tf.logical_and(tf.math.is_finite(sums), _every_value_is_finite(others))
     return tf.cond(proven, lambda: tf.constant(True), lambda: _every_value_is_finite(to_check))
 
