@@ -256,7 +256,7 @@ class LossScaleOptimizer(Saving):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
-        _warn_if_loss_cannot_hold(loss, lambda: self._times_loss_scale_factor(self.scaler._current()))
+        _warn_if_loss_cannot_hold(loss, lambda: self._times_loss_scale_factor(self._scale._current()))
         return self._scaled("get_scaled_loss", loss)
 
     @overload
@@ -293,16 +293,16 @@ class LossScaleOptimizer(Saving):
 
         A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
         """
-        contract.require_unscaled_loss(loss, self.scaler)
+        contract.require_unscaled_loss(loss, self._scale)
         if callable(loss) and not tf.is_tensor(loss):
             self._contract.called(method)
             return lambda: self._scaled(method, loss())
         if method == "scale_loss":
             loss = tf.nest.map_structure(_at_least_float32, loss)
-        factor = self._times_loss_scale_factor(self.scaler._factor_of_loss())
+        factor = self._times_loss_scale_factor(self._scale._factor_of_loss())
         scaled = scaling.scale_loss(loss, factor)
         self._contract.called(method)
-        contract.mark([factor, scaled], self.scaler, True)
+        contract.mark([factor, scaled], self._scale, True)
         return scaled
 
     @overload
@@ -335,11 +335,11 @@ class LossScaleOptimizer(Saving):
             RuntimeError: a gradient is already unscaled. In eager mode, results of arithmetic on it are not recognized.
         """
         grads, restructured = scaling.flattened(grads)
-        self._contract.require_scaled(grads, self.scaler)
+        self._contract.require_scaled(grads, self._scale)
         unscaled = self._family._unscale(grads, self._factor_of_gradients(grads))
         self._contract.called("get_unscaled_gradients")
-        contract.mark(grads, self.scaler, True)
-        contract.mark(unscaled, self.scaler, False)
+        contract.mark(grads, self._scale, True)
+        contract.mark(unscaled, self._scale, False)
         return restructured(unscaled)
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -371,21 +371,21 @@ class LossScaleOptimizer(Saving):
         """
 
         def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
-            factor = self._times_loss_scale_factor(self.scaler._current())
+            factor = self._times_loss_scale_factor(self._scale._current())
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
             self._contract.unscaled_inside()
             return self._family._unscale(gradients, factor)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = loss_fn(*args, **kwargs)
-            contract.require_unscaled_loss(result, self.scaler)
+            contract.require_unscaled_loss(result, self._scale)
             return result
 
         return cast("SameFunction", scaling.scaled_inside(checked, by_scaling))
 
     def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         gradients, variables = unzip(grads_and_vars)
-        if self._contract.decide(gradients, self.scaler).scaled:
+        if self._contract.decide(gradients, self._scale).scaled:
             gradients = self._unscaled(gradients, variables)
         return list(zip(gradients, variables))
 
@@ -397,7 +397,7 @@ class LossScaleOptimizer(Saving):
 
     def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
         """Return the factor that multiplied the loss of gradients."""
-        return self._times_loss_scale_factor(self.scaler._factor_of_gradients(gradients))
+        return self._times_loss_scale_factor(self._scale._factor_of_gradients(gradients))
 
     def _times_loss_scale_factor(self, scale: tf.Tensor) -> tf.Tensor:
         """Multiply a scale by Keras 3's `loss_scale_factor`, if it is set."""
@@ -597,7 +597,7 @@ class LossScaleOptimizer(Saving):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        decision = self._contract.decide_for_apply(grads, self.scaler, self._family._apply_takes_unscaled)
+        decision = self._contract.decide_for_apply(grads, self._scale, self._family._apply_takes_unscaled)
         result = self._take(self._prepared(grads, variables, decision))
         return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
@@ -610,7 +610,7 @@ class LossScaleOptimizer(Saving):
             require_fitting(gradients, variables)
         if keywords:
             self._require_keywords(keywords)
-        return self._prepared(gradients, variables, self._contract.decide(gradients, self.scaler), aggregate, keywords)
+        return self._prepared(gradients, variables, self._contract.decide(gradients, self._scale), aggregate, keywords)
 
     def _prepared(
         self,
@@ -660,7 +660,7 @@ class LossScaleOptimizer(Saving):
 
     def _take(self, update: Update) -> Any:
         """Let the loss scale apply or skip the update, and return the result of `apply_gradients`."""
-        scaler = self.scaler
+        scaler = self._scale
         if isinstance(scaler, SharedLossScale):
             raise RuntimeError(
                 "This optimizer shares its loss scale with others, and one decision has to be made for all of them. "
@@ -681,7 +681,7 @@ class LossScaleOptimizer(Saving):
 
     def _require_own_scale(self) -> None:
         """Raise an error if another optimizer has stepped with the same loss scale, which changes in each step."""
-        scaler = self.scaler
+        scaler = self._scale
         if isinstance(scaler, SharedLossScale) or not scaler._overrides("move"):
             return
         for other in registry.wrappers():
@@ -721,7 +721,7 @@ class LossScaleOptimizer(Saving):
     @property
     def _loss_scale(self) -> Any:
         """The old name of `scaler`. It can be set, because old code assigns its own loss scale to this attribute."""
-        return self.scaler
+        return self._scale
 
     @_loss_scale.setter
     def _loss_scale(self, value: Any) -> None:
@@ -758,10 +758,10 @@ class LossScaleOptimizer(Saving):
         return list(chosen)
 
     def __repr__(self) -> str:
-        scale = self.scaler._current()
+        scale = self._scale._current()
         shown = f"{scale.numpy().item():g}" if tf.executing_eagerly() else f"{self.initial_scale:g} at the start"
-        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self.scaler).__name__
-        kind = "fixed" if isinstance(self.scaler, FixedLossScale) else kind
+        kind = f"dynamic_growth_steps={self.dynamic_growth_steps}" if self.dynamic else type(self._scale).__name__
+        kind = "fixed" if isinstance(self._scale, FixedLossScale) else kind
         if self.dynamic and tf.executing_eagerly():
             kind = f"dynamic_counter={int(tf.convert_to_tensor(self.dynamic_counter))}, {kind}"
         return f"<LossScaleOptimizer loss_scale={shown}, {kind}, inner_optimizer={type(self._optimizer).__name__}>"
