@@ -48,7 +48,9 @@ class Factors:
         if not here:
             # Another thread may have scaled the loss, unless this thread has scaled one for which it took no gradients.
             is_own, self._in_thread.is_pending = self._in_thread.is_pending, False
-            return None if self._unfinished else self._in_thread.last if is_own else self._last
+            if self._unfinished:
+                return None
+            return self._in_thread.last if is_own else self._last
         factors = notes(here[0]).get(self, [])
         if len(factors) + len(self._unfinished) > 1:
             inputs = {id(tensor) for tensor in ancestors(gradients, lambda tensor: True)}

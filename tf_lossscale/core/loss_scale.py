@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Same, SameGradient, State
 
 
-# The names of the values of `step_counts` in a state, and what a step adds to them. An applied step also subtracts the
-# third value from itself.
+# The names of the values of `step_counts` in a state, and what an applied and a skipped step add to them. An applied
+# step also sets the value that `_IN_A_ROW` selects to 0: it subtracts the value from itself.
 _STEP_COUNTS = ("total_steps", "skipped_steps", "skipped_in_a_row")
 _APPLIED, _SKIPPED, _IN_A_ROW = np.array([[1, 0, 0], [1, 1, 1], [0, 0, 1]])
 
@@ -252,6 +252,7 @@ class LossScale(Variables):
         return self._overrides("move") or self._overrides("check")
 
     def _overrides(self, method: str) -> bool:
+        """Return whether the class has another implementation of a method than `LossScale`."""
         return getattr(type(self), method) is not getattr(LossScale, method)
 
     # The counts. ------------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ class LossScale(Variables):
             _ = self.step_counts
 
     def _warn_in_skipped_step(self) -> Any:
-        """Warn of a scale with which every step is skipped. Return the operations for a session to run."""
+        """Warn of a scale with which every step is skipped. By default do nothing. Return operations for a session."""
 
     def _count_step(self, applied: bool) -> Any:
         counts = self.step_counts
@@ -342,7 +343,8 @@ class LossScale(Variables):
     def _set_state(self, state: Any, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         counters, remedy = self._counters(), "Pass what state() returned."
         names = [*counters, *(_STEP_COUNTS if self.may_skip else ())]
-        _require_keys(state, {"loss_scale", "dynamic_counter"} & {"loss_scale", *names}, {"loss_scale", *names})
+        allowed = {"loss_scale", *names}
+        _require_keys(state, {"loss_scale", "dynamic_counter"} & allowed, allowed)
         scale = errors.positive_number("loss_scale", state["loss_scale"], remedy)
         counts = {name: errors.whole_number(name, state.get(name, 0), remedy, least=0) for name in names}
         for name, count in counts.items():

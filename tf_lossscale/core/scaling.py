@@ -58,6 +58,7 @@ def unscale(gradients: Iterable[Any], scale: tf.Tensor) -> list[Any]:
         if len(positions) == 1:
             result[positions[0]] = over_values(unscaled, result[positions[0]])
         else:
+            # Only without XLA: in its functions, `alike` returns groups of one.
             quotients = divide(tf.stack([result[i] for i in positions]), scale)
             for i, quotient in zip(positions, tf.unstack(quotients)):
                 result[i] = quotient
@@ -76,10 +77,11 @@ def _opaque_to_xla(scale: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def alike(gradients: list[Any]) -> list[list[int]]:
-    """Group the positions of small tensors that can be stacked, because each operation takes longer than their values.
+    """Group the positions of small tensors that can be stacked, to start fewer operations.
 
-    Other tensors and IndexedSlices are groups of one, and so are up to three small tensors, for which stacking takes as
-    long as it saves. XLA fuses operations, so in its functions every group is of one.
+    Starting an operation takes longer than computing a small tensor's values. Other tensors and IndexedSlices are
+    groups of one, and so are up to three small tensors, for which stacking takes as long as it saves. XLA fuses
+    operations, so in its functions every group is of one.
     """
     groups: dict[Any, list[int]] = {}
     compiled = in_xla_context()

@@ -4,14 +4,15 @@
 
     step(gradients, apply, skip, aggregate):
         sum the gradients over the replicas, unless `aggregate` is False
-        decide(gradients):  finite = check(gradients)
-                            if finite:  apply(gradients), then count the step
-                            otherwise:  count the step, then skip()
-                            move(finite)
+        apply_or_skip(gradients):  applied = check(gradients)
+                                   if applied:  apply(gradients), then count the step
+                                   otherwise:   count the step, then skip()
+                                   move(applied)
 
-In eager mode `decide` is an `if` of Python, in a graph it is one `tf.cond`. Without merge calls, each replica decides.
-With them, `decide` runs once, in the cross-replica context, on the first replica's gradients. TensorFlow refuses the
-merge calls of optimizers inside a tf.cond, so the branch that applies the step enters the replica context again.
+In eager mode `apply_or_skip` is an `if` of Python, in a graph it is one `tf.cond`. Without merge calls, it runs on each
+replica. With them, it runs once, in the cross-replica context, and checks the first replica's gradients. TensorFlow
+refuses the merge calls of optimizers inside a tf.cond, so the branch that applies the step enters the replica context
+again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WHAT_TO_TRY = (
 )
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
-#: Objects whose method `_stepped` is called at the start of a step, and `_skipped` in the branch that skips it.
+#: Objects whose method `_step_starts` is called at the start of a step, and `_skipped` in the branch that skips it.
 #: `keep_state` adds such objects.
 watchers: list[Any] = []
 
@@ -62,36 +63,36 @@ def step(
     if not tf.executing_eagerly():
         vars(loss_scale)["_traced"] = True  # `change_rules` warns.
     for watcher in watchers:
-        watcher._stepped()
+        watcher._step_starts()
     gradients = scaling.floating(gradients)
     with replicas.explaining_refused_merge_calls():
         if aggregate:
             gradients = replicas.sum_over_replicas(gradients)
         if not loss_scale.may_skip:
-            return _after(apply(gradients), True)
-        # `prepare` creates all variables, so one of them stands for all. If `once` uses a merge call, it waits for all
-        # replicas before it creates them, so either all replicas call it or none.
+            return _outcome_after(apply(gradients), True)
+        # `prepare` creates all variables, so it is enough to look for one of them. A merge call in `once` creates them
+        # only after all replicas have looked, so either all replicas call `once` or none.
         if loss_scale._is_missing("step_counts"):
             replicas.once(loss_scale.prepare)
         # Gradients that the caller has summed may differ between the replicas.
-        agrees = aggregate or not replicas.several_replicas()
-        to_check = gradients if agrees else _agreed(loss_scale, gradients)
+        are_equal = aggregate or not replicas.several_replicas()
+        to_check = gradients if are_equal else _values_to_check(loss_scale, gradients)
         if not replicas.uses_merge_call():
-            return _decide(loss_scale, to_check, lambda: apply(gradients), skip)
+            return _apply_or_skip(loss_scale, to_check, lambda: apply(gradients), skip)
 
-        # All replicas run the first replica's functions, each with its own gradients.
+        # The functions are the first replica's. `apply` is called on each replica, with that replica's gradients.
         def across_replicas(strategy: tf.distribute.Strategy, per_replica: list[Any], to_check: list[Any]) -> Any:
-            # All replicas have the same gradients, or the same values to check in place of them.
+            # The first replica's values decide for all. A value is non-finite if its gradient is, on any replica.
             local = strategy.experimental_local_results
             first = [None if each is None else local(each)[0] for each in to_check]
             apply_on_each = lambda: strategy.extended.call_for_each_replica(apply, args=(per_replica,))  # noqa: E731
-            return _decide(loss_scale, first, apply_on_each, skip)
+            return _apply_or_skip(loss_scale, first, apply_on_each, skip)
 
         return tf.distribute.get_replica_context().merge_call(across_replicas, args=(gradients, to_check))
 
 
-def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
-    """Apply or skip the step, count it, and move the scale."""
+def _apply_or_skip(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
+    """Apply or skip the step as `check` says, count it, and move the scale. Return whether it was applied."""
     applied = _checked(loss_scale, to_check)
 
     def apply_and_count() -> list[Any]:
@@ -105,7 +106,7 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.
         _ = apply_and_count() if bool(applied) else skip_and_count()
-        return _after(loss_scale.move(applied), applied)
+        return _outcome_after(loss_scale.move(applied), applied)
 
     def skipped() -> tf.Tensor:
         with tf.control_dependencies(operations(skip_and_count())):
@@ -119,10 +120,10 @@ def _decide(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) -> Any:
                 f"{type(loss_scale).__name__}.move() must return the results of `assign` in a TF1 graph, where a "
                 f"session runs nothing else, but returned: {moved!r}."
             )
-        return _after([outcome, moved], outcome)
+        return _outcome_after([outcome, moved], outcome)
 
 
-def _after(results: Any, applied: Any) -> Any:
+def _outcome_after(results: Any, applied: Any) -> Any:
     """Return whether the step was applied: in a graph a tensor that is available when the step is complete."""
     if tf.executing_eagerly():
         return bool(applied)
@@ -131,6 +132,7 @@ def _after(results: Any, applied: Any) -> Any:
 
 
 def _checked(loss_scale: Any, gradients: list[Any]) -> tf.Tensor:
+    """Return the decision of `check`, which is the same on all replicas. Raise an error if it is no bool scalar."""
     decision = loss_scale.check(gradients)
     if decision is None or isinstance(decision, tf.Operation):
         raise TypeError(
@@ -150,8 +152,8 @@ def _checked(loss_scale: Any, gradients: list[Any]) -> tf.Tensor:
     return decision
 
 
-def _agreed(loss_scale: Any, gradients: list[Any]) -> list[Any]:
-    """Return values for all replicas to check in place of gradients that may differ between the replicas.
+def _values_to_check(loss_scale: Any, gradients: list[Any]) -> list[Any]:
+    """Return values to check in place of gradients that may differ between the replicas.
 
     A value is finite if and only if its gradient is finite on all replicas. If `check` is overridden, the values are
     this replica's gradients, with infinity or NaN added to all values of a gradient that has one on any replica.

@@ -123,7 +123,7 @@ class Diagnosis(Variables):
 
 
 def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:
-    """Return the table of counts, updated for a skipped step."""
+    """Return the table of counts after a step, from its values before the step."""
     kinds = tf.stack([tf.constant(0.0) if g is None else nonfinite_kind(g) for g in checked])
     infinite, nan = (tf.cast(is_so(kinds), tf.int64) for is_so in (tf.math.is_inf, tf.math.is_nan))
     bad = infinite + nan

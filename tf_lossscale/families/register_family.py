@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_lossscale.wrapper import registry
-from tf_lossscale.wrapper.family import Family, require_answers
+from tf_lossscale.wrapper.family import Family, require_methods
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 FamilyClass = TypeVar("FamilyClass", bound=type[Family])
@@ -56,7 +56,7 @@ def register_family(family: FamilyClass) -> FamilyClass:
             f"{family.__name__}.optimizer_class must be the base class of the optimizers, but is: "
             f"{family.optimizer_class!r}."
         )
-    require_answers(family, family.__abstractmethods__, f"optimizers of class {family.optimizer_class.__name__}")
+    require_methods(family, family.__abstractmethods__, f"optimizers of class {family.optimizer_class.__name__}")
     registry.REGISTERED[family.optimizer_class] = wrapper_class(family)
     return family
 

@@ -14,7 +14,7 @@ from tf_lossscale.core.rules import Rules
 from tf_lossscale.families import tf1
 from tf_lossscale.legacy.loss_scale import move_after
 from tf_lossscale.legacy.private_names import Replaceable
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 
 class LossScaleManager(abc.ABC):
@@ -212,7 +212,7 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
                 )
         is_ours = isinstance(loss_scale_manager, core.LossScale) or hasattr(loss_scale_manager, "as_loss_scale")
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
-        families.release(opt)
+        registry.release(opt)
         super().__init__(opt, loss_scale=loss_scale_manager if is_ours else _Managed(loss_scale_manager))
         # Writing to `__dict__` bypasses TensorFlow's attribute tracking.
         self.__dict__["_loss_scale_manager"] = loss_scale_manager

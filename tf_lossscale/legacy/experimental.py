@@ -19,8 +19,7 @@ from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.legacy.policy import config_of, policies_of
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper import registry as families
-from tf_lossscale.wrapper import saving
+from tf_lossscale.wrapper import registry, saving
 
 __all__ = ["LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy"]  # noqa: F822
 
@@ -80,7 +79,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
         """
         inner = copy.deepcopy(saving.inner_of(config))
         config = copy.deepcopy({k: v for k, v in config.items() if k not in ("optimizer", "inner_optimizer")})
-        of_inner: Any = families.wrapper_class_of_config(inner) if cls._family_class is None else cls
+        of_inner: Any = registry.wrapper_class_of_config(inner) if cls._family_class is None else cls
         optimizer = of_inner._family_class.from_config(inner, custom_objects)
         if "loss_scale" in config:
             loss_scale = _scale_from(config.pop("loss_scale"), custom_objects)
@@ -88,7 +87,7 @@ class LossScaleOptimizer(OldLossScaleOptimizer):
             loss_scale = _scale_from_newer(**config)
             config = {}
         # An old config does not say which library the inner optimizer is from, so this class may be unable to wrap it.
-        fits = cls._family_class is None or issubclass(cls, families.require_wrapper_class(optimizer))
+        fits = cls._family_class is None or issubclass(cls, registry.require_wrapper_class(optimizer))
         new: Any = (cls if fits else LossScaleOptimizer)(optimizer=optimizer, loss_scale=loss_scale, **config)
         new._take_state(inner)
         return new
@@ -99,10 +98,10 @@ def register(library: str) -> None:
     # This call registers the `Policy` class.
     policies_of(library)
     saving = layers.layers_in(library).library.saving
-    for wrapper_class in families.wrapper_classes_of(library):
+    for wrapper_class in registry.wrapper_classes_of(library):
         package = saving.get_registered_name(wrapper_class).partition(">")[0]
         saving.register_keras_serializable(f"{package}.experimental")(
-            families.combined(LossScaleOptimizer, wrapper_class)
+            registry.combined(LossScaleOptimizer, wrapper_class)
         )
 
 

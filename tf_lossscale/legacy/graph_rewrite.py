@@ -13,7 +13,7 @@ from absl import logging
 from tf_lossscale.families import tf1
 from tf_lossscale.legacy import experimental, policy
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Same
@@ -46,7 +46,7 @@ class MixedPrecisionLossScaleOptimizer(tf1.LossScaleOptimizer):
             )
         scale = loss_scale_lib.get_for_wrapper(loss_scale)
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
-        families.release(opt)
+        registry.release(opt)
         super().__init__(opt, loss_scale=scale)
 
 
@@ -75,7 +75,7 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
 
     Source: `tf.train.experimental.enable_mixed_precision_graph_rewrite`.
     """
-    if families.scales_losses(opt):
+    if registry.scales_losses(opt):
         raise ValueError(
             f'"opt" must not already be an instance of a LossScaleOptimizer, but got: {opt!r}. '
             "Pass the optimizer that it wraps."
@@ -83,7 +83,7 @@ def enable_mixed_precision_graph_rewrite(opt: Same, loss_scale: Any = "dynamic")
     policy.require_no_mixed_policy()
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         wrapped: Any = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
-    elif families.wrapper_class_of(opt) is not None:
+    elif registry.wrapper_class_of(opt) is not None:
         wrapped = experimental.LossScaleOptimizer(opt, loss_scale)
     else:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tf_lossscale.wrapper import optimizer as optimizer_lib
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,7 +29,7 @@ class WrapperName(type):
         return cls.__subclasscheck__(type(instance))
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or ("is_wrapper_name" in vars(cls) and families.is_scaling(subclass))
+        return super().__subclasscheck__(subclass) or ("is_wrapper_name" in vars(cls) and registry.is_scaling(subclass))
 
 
 class OldLossScaleOptimizer(optimizer_lib.LossScaleOptimizer, metaclass=WrapperName):

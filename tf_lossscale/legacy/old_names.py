@@ -26,7 +26,7 @@ from tf_lossscale.legacy import policy, stable
 from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
 from tf_lossscale.libraries import keras_versions, optional
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 
 def names_in(module: str, library: str = "") -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _put_keras(changes: Changes, module: types.ModuleType) -> None:
     # The adapters derive from the Keras library's own classes, so the adapters are imported before the names of these
     # classes are replaced. If the installed `keras` is Keras 2, this package has no adapters for the separate
     # `tf_keras` package.
-    if not families.wrapper_classes_of(library):
+    if not registry.wrapper_classes_of(library):
         return
     policies = policy.policies_of(library)
     of_policies = {"Policy": policies.StablePolicy, "set_global_policy": policies.set_global_policy}

@@ -8,7 +8,7 @@ from typing import Any
 from tf_lossscale.legacy import loss_scale as loss_scale_lib
 from tf_lossscale.legacy.isinstance_names import OldLossScaleOptimizer, inner_of
 from tf_lossscale.wrapper import optimizer as optimizer_lib
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 
 class LossScaleOptimizer(OldLossScaleOptimizer):
@@ -96,7 +96,7 @@ def _is_number(value: Any) -> bool:
 
 def _original_for(inner: Any) -> Any:
     """Return TensorFlow's private LossScaleOptimizer if no other class can wrap `inner`; otherwise None."""
-    if families.wrapper_class_of(inner) is not None or not type(inner).__module__.startswith(
+    if registry.wrapper_class_of(inner) is not None or not type(inner).__module__.startswith(
         "tensorflow.python.keras."
     ):
         return None

@@ -15,7 +15,7 @@ from tf_lossscale.legacy.isinstance_names import WrapperName
 from tf_lossscale.legacy.policy import policies_of
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import optimizer as optimizer_lib
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 # The wrapper of each inner optimizer, and the loss scale of the policy when the wrapper was made. A model that is
 # compiled again with the same inner optimizer gets the same wrapper, unless the policy's loss scale has changed.
@@ -54,7 +54,7 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
         if before is not None:
             if made_with is loss_scale:
                 return before
-            families.release(inner_optimizer)
+            registry.release(inner_optimizer)
     if policies.is_old(policy):
         wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
     else:
@@ -75,7 +75,7 @@ def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNa
     def get(*args: Any, **kwargs: Any) -> Any:
         optimizer = optimizers.get(*args, **kwargs)
         is_left_alone = (
-            optimizer is None or families.scales_losses(optimizer) or _policy_in(library).name == "mixed_float16"
+            optimizer is None or registry.scales_losses(optimizer) or _policy_in(library).name == "mixed_float16"
         )
         return optimizer if is_left_alone else _wrapped(optimizer, library)
 

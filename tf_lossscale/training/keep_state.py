@@ -99,7 +99,7 @@ class keep_state(contextlib.ContextDecorator):
         if self._must_wait():
             kept = list(variables.values())
         else:
-            kept = [copy for variable in variables.values() for copy in replicas.local_copies_of(variable)]
+            kept = [local for variable in variables.values() for local in replicas.local_copies_of(variable)]
         self._kept = [(variable, variable.read_value()) for variable in kept]
         self._entered_in, self._thread, self._seen = functions()[:1], threading.current_thread(), False
         watchers.append(self)
@@ -130,7 +130,7 @@ class keep_state(contextlib.ContextDecorator):
 
     # A step calls these two methods of each watcher.
 
-    def _stepped(self) -> None:
+    def _step_starts(self) -> None:
         """Prepare for a step that is taken or traced inside."""
         if self._is_inside():
             self._seen = True
@@ -155,6 +155,7 @@ class keep_state(contextlib.ContextDecorator):
         return functions()[:1] == self._entered_in and not self._must_wait()
 
     def _must_wait(self) -> bool:
+        """Return whether the state can be restored only at the end, not in the branch that skips the step."""
         return replicas.several_replicas() and not replicas.uses_merge_call()
 
 

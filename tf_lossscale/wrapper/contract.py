@@ -87,12 +87,14 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        # The methods that were ever called, and the places of these calls.
         self._ever: set[str] = set()
         self._called_in: weakref.WeakSet[_Place] = weakref.WeakSet()
         # Gradients outlive the functions that computed them, so the last place of each method does as well.
         self._last: dict[str, _Place] = {}
         # What was decided in the functions whose updates depend on calls elsewhere.
         self._decided: weakref.WeakKeyDictionary[_Place, bool] = weakref.WeakKeyDictionary()
+        # The messages that were logged, each of which is logged only once.
         self._said: set[str] = set()
 
     # The calls. -------------------------------------------------------------------------------------------------
@@ -231,6 +233,7 @@ class Contract:
     def _by_calls(self, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool]:
         """Return the answers that calls imply, and whether the calls were made outside of the innermost function."""
         calls = [call for call in self._calls_in(places) if call.method in after]
+        # An update uses up a call after which gradients are scaled, and no other call.
         fresh = [call for call in calls if not (call.is_followed and after[call.method])]
         if fresh and places != [_EAGER]:
             return {after[fresh[0].method]}, fresh[0] is not places[0].calls.get(self)
@@ -248,6 +251,7 @@ class Contract:
             earlier = self._calls_in(places)
             fresh = [call for call in earlier if not call.is_followed]
             calls = fresh[:1] if fresh and places != [_EAGER] else [*fresh, *self._waiting(places)]
+            # Without such a call the gradients are taken to be scaled. The other calls can then cause only a warning.
             answers = {_SCALED_IN_APPLY[call.method] for call in calls or [_Call("scale_loss"), *earlier]}
         if False in marks or answers == {False}:
             raise RuntimeError(
@@ -295,7 +299,8 @@ class Contract:
 # be followed back to marked tensors.
 
 _MARK = "_marked_by_tf_lossscale"
-_NO_MARK = lambda: None, None
+# What stands for the mark of a tensor that has none: a reference to no loss scale, and neither scaled nor unscaled.
+_NO_MARK = ((lambda: None), None)
 _UNSCALED_BY_ANOTHER = (False, False)
 #: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
 _KEEPING_THE_SCALE = re.compile("Add(N|V2)?|Cast|Identity|Mean|Neg|Pack|Reshape|Squeeze|Sub|Sum")
@@ -315,7 +320,10 @@ def is_scaled(tensor: Any, loss_scale: Any = None) -> bool | None:
 
 
 def _marks_of(gradients: Iterable[Any], loss_scale: Any) -> set[tuple[bool | None, bool]]:
-    """Return the marks of gradients, and whether each is of this loss scale. No other one may multiply a gradient."""
+    """Return the marks of gradients, and whether each mark is of this loss scale.
+
+    Raise an error if another loss scale multiplies a gradient.
+    """
     marks = set()
     for gradient in gradients:
         if gradient is not None:

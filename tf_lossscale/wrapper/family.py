@@ -54,7 +54,7 @@ class Family(abc.ABC):
     def __new__(cls, inner: Any) -> Family:
         counts = cls.count_skipped_step is not Family.count_skipped_step or not _counts_in_a_number(inner)
         missing = [*cls.__abstractmethods__, *([] if counts else ["count_skipped_step"])]
-        require_answers(cls, missing, f"a {type(inner).__name__}")
+        require_methods(cls, missing, f"a {type(inner).__name__}")
         return super().__new__(cls)
 
     def __init__(self, inner: Any):
@@ -159,7 +159,7 @@ class Family(abc.ABC):
         return scaling.unscale(gradients, factor)
 
     def _reduces_itself(self, variables: list[Variable]) -> bool:
-        """Return whether `_reduce` does more than sum the gradients, even if no user sums them."""
+        """Return whether `_reduce` must reduce these variables' gradients, because it does more than sum them."""
         del variables
         return False
 
@@ -305,7 +305,7 @@ def _unchanged(grads_and_vars: Any, *args: Any, **kwargs: Any) -> list[Any]:
     return list(grads_and_vars)
 
 
-def require_answers(family: type, missing: Collection[str], optimizers: str) -> None:
+def require_methods(family: type, missing: Collection[str], optimizers: str) -> None:
     """Raise a TypeError if a family class does not define all methods that its optimizers need."""
     if missing:
         raise TypeError(
@@ -328,6 +328,7 @@ def _require_copies(inner: Any) -> None:
 
 
 def _counts_in_a_number(inner: Any) -> bool:
+    """Return whether an optimizer's `iterations` is a Python number, which has no `assign_add`."""
     # Reading a property may create its variable, so the value of a property is not looked at.
     of_class = getattr(type(inner), "iterations", None)
     value = getattr(inner, "__dict__", {}).get("iterations", of_class)

@@ -256,7 +256,7 @@ class LossScaleOptimizer(Saving):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
-        _warn_if_loss_cannot_hold(loss, lambda: self._times_loss_scale_factor(self._scale._current()))
+        _warn_if_float16_overflows(loss, lambda: self._times_loss_scale_factor(self._scale._current()))
         return self._scaled("get_scaled_loss", loss)
 
     @overload
@@ -384,6 +384,7 @@ class LossScaleOptimizer(Saving):
         return cast("SameFunction", scaling.scaled_inside(checked, by_scaling))
 
     def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        """Return the pairs that a user's override of `apply_gradients` gets: unscaled now if they are scaled."""
         gradients, variables = unzip(grads_and_vars)
         if self._contract.decide(gradients, self._scale).scaled:
             gradients = self._unscaled(gradients, variables)
@@ -562,7 +563,7 @@ class LossScaleOptimizer(Saving):
         """
         del name
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        return self._take(self._update(grads_and_vars, aggregate, kwargs))
+        return self._take(self._checked_update(grads_and_vars, aggregate, kwargs))
 
     @do_not_convert
     def apply(
@@ -601,7 +602,7 @@ class LossScaleOptimizer(Saving):
         result = self._take(self._prepared(grads, variables, decision))
         return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
-    def _update(self, grads_and_vars: Any, aggregate: bool, keywords: dict[str, Any]) -> Update:
+    def _checked_update(self, grads_and_vars: Any, aggregate: bool, keywords: dict[str, Any]) -> Update:
         """Check (gradient, variable) pairs, and prepare the update that `apply_gradients` takes with them."""
         if tf.distribute.in_cross_replica_context():
             raise replicas.not_in_replica_context("apply_gradients")
@@ -620,7 +621,11 @@ class LossScaleOptimizer(Saving):
         aggregate: bool = True,
         keywords: dict[str, Any] | None = None,
     ) -> Update:
-        """Unscale the gradients unless that was done, and return them with the functions that apply or skip them."""
+        """Unscale the gradients if they are scaled, and return the update that `_take` passes to the loss scale.
+
+        Create the optimizer's variables first. Sum the gradients over the replicas if the user or the family does that
+        in its own way; otherwise the loss scale's step sums them.
+        """
         family, scaled = self._family, decision.scaled
         self._prepare_to_train(gradients, variables)
 
@@ -667,7 +672,7 @@ class LossScaleOptimizer(Saving):
                 "Step with all optimizers at once: shared.apply_gradients([(optimizer, grads_and_vars), ...]). "
                 "compute_gradients(loss, variables) returns such pairs."
             )
-        # A user's rule may have an attribute that is called `step`.
+        # A user's rule may have an attribute that is called `step`, so the method is looked up in the class.
         outcome = type(scaler).step(scaler, update.gradients, update.apply, update.skip, update.aggregate)
         self._record(update)
         if tf.executing_eagerly():
@@ -793,7 +798,8 @@ def _with_unscaled_gradients(override: Any, bind: Callable[[Any], Callable[..., 
     return apply_gradients
 
 
-def _warn_if_loss_cannot_hold(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
+def _warn_if_float16_overflows(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
+    """In eager mode, warn once if a loss is float16 and the factor to multiply it by exceeds the range of float16."""
     if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
         return
     scale = factor().numpy().item()

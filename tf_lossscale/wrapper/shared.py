@@ -72,7 +72,8 @@ class SharedLossScale(DynamicLossScale):
             self._require_member(optimizer)
         if not pairs:
             raise ValueError("`optimizers_and_gradients` must contain (optimizer, grads_and_vars) pairs, but is empty.")
-        updates = [optimizer._update(grads, not skip_gradients_aggregation, {}) for optimizer, grads in pairs]
+        updates = [optimizer._checked_update(grads, not skip_gradients_aggregation, {}) for optimizer, grads in pairs]
+        # The step sums all gradients or none. If some are summed already, the others are summed here.
         aggregate = all(update.aggregate for update in updates)
         gradients = [
             replicas.sum_over_replicas(update.gradients) if update.aggregate and not aggregate else update.gradients

@@ -206,15 +206,15 @@ class WithLossScale(Forwarding):
             # Gradients that the caller has summed may differ between the replicas.
             checked = kinds_on_all_replicas(gradients)
 
-        def skip() -> Any:
+        def skip_and_record() -> Any:
             return [update.skip(), diagnosis.record(names, checked, scaler.total_steps)]
 
-        def apply(gradients: list[Any]) -> Any:
+        def apply_and_record(gradients: list[Any]) -> Any:
             return [update.apply(gradients), diagnosis.record(names, checked, scaler.total_steps + 1)]
 
-        # A `check` of the user's may apply a step whose gradients are not finite.
-        apply_or_record = apply if scaler._overrides("check") else update.apply
-        return update._replace(gradients=gradients, apply=apply_or_record, skip=skip, aggregate=False)
+        # Only a `check` of the user's may apply a step whose gradients are not finite.
+        apply = apply_and_record if scaler._overrides("check") else update.apply
+        return update._replace(gradients=gradients, apply=apply, skip=skip_and_record, aggregate=False)
 
 
 def value_of(variable: Any) -> Any:

@@ -12,7 +12,7 @@ from tf_lossscale.migrate.checkpoints import configs, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Slot, Tensor
 from tf_lossscale.migrate.checkpoints.targets import Target
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 
 def read(source: Target, variables: Mapping[str, Any]) -> File:
@@ -24,7 +24,7 @@ def read(source: Target, variables: Mapping[str, Any]) -> File:
     tensors = {path: _tensor(variable, path) for path, variable in variables.items()}
     owners = {source.key(variable): tensors[path] for path, variable in variables.items()}
     owners.pop(None, None)
-    known = families.family_of(source.inner).known_variables()
+    known = registry.family_of(source.inner).known_variables()
     if known and not owners:
         owners = {i: _tensor(variable, str(i)) for i, variable in enumerate(known)}
         tensors = {tensor.path: tensor for tensor in owners.values()}

@@ -16,7 +16,7 @@ from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
 from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
-from tf_lossscale.wrapper import registry as families
+from tf_lossscale.wrapper import registry
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer as AnyOptimizer
@@ -116,7 +116,7 @@ def restore(
     ]
     trained = [(variable, value) for variable, value in weights if getattr(variable, "trainable", True)]
     slots = _slots(file, saved, kind, pairs, target.inner, notes)
-    family: Any = families.family_of(target.inner)
+    family: Any = registry.family_of(target.inner)
     if not family._is_built:
         # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
         build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
