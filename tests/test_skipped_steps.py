@@ -41,7 +41,6 @@ ROWS = [
     if (family.name, name, feature) != ("tf_keras_legacy", "Nadam", "schedule")  # which that class refuses
 ]
 CONTRACTS = ["apply", "apply_gradients"]
-contracts = pytest.mark.parametrize("contract", CONTRACTS)
 
 
 def made(family, name, feature):

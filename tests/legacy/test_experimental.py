@@ -204,13 +204,6 @@ def test_replacing_the_state_object_is_honoured(family, kind, in_function):
     assert (float(variable), float(optimizer.loss_scale())) == (0.5, 16.0)
 
 
-def test_replacing_the_state_by_nonsense_is_an_error():
-    optimizer = experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
-    with pytest.raises(TypeError, match="_loss_scale"):
-        optimizer._loss_scale = 1024
-    assert float(optimizer.loss_scale()) == 2**15
-
-
 # Subclasses, and classes made at run time. ----------------------------------------------------------------------------
 
 
@@ -281,9 +274,6 @@ def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path)
     tf.train.Checkpoint(optimizer=fresh, v=variable).read(path)
     step(fresh, variable, 1.0)
     assert (float(fresh.loss_scale()), int(fresh.dynamic_counter)) == (32, 2)
-
-
-# TF1 graphs. -------------------------------------------------------------------------------------------------------
 
 
 # Policies. ------------------------------------------------------------------------------------------------------------

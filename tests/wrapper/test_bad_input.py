@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests import strategies
 from tests.cases import MODES, combinations
 from tests.families import ALL_FAMILIES, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
@@ -271,14 +270,6 @@ def test_a_bad_call_after_scale_loss_leaves_the_gradients_scaled_ones(family):
         optimizer.apply_gradients([(None, weight)])
     optimizer.apply_gradients([(tf.constant([8.0]), weight)])
     np.testing.assert_array_equal(weight, [0.5])
-
-
-@families
-def test_apply_in_a_cross_replica_context_is_refused(family):
-    with strategies.get("mirrored_2").scope():
-        optimizer, weight = LossScaleOptimizer(family.sgd()), tf.Variable([1.0])
-        with pytest.raises(ValueError, match=r"apply\(\) must be called in a replica context"):
-            optimizer.apply([tf.constant([1.0])], [weight])
 
 
 @families

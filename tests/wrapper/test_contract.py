@@ -44,41 +44,6 @@ def gradient_of(weight, scale):
     return tape.gradient(loss, weight)
 
 
-@pytest.mark.parametrize(
-    ("how", "compiled", "family"),
-    combinations(
-        ["callable", "tensor", "one variable", "callable variables", "keyword"],
-        MODES,
-        ALL_FAMILIES,
-        usual=[
-            "callable variables-function-keras3",
-            "callable-eager-tf1",
-            "one variable-eager-tf_keras",
-            "keyword-function-sonnet",
-            "callable-function-tf_keras_legacy",
-        ],
-    ),
-)
-def test_minimize_equals_the_bare_optimizer(family, compiled, how, warnings):
-    if family.name == "tf1" and how in ("one variable", "callable variables"):
-        pytest.skip("the second argument of TensorFlow 1's minimize is global_step")
-    weight, optimizer = setup(family)
-
-    def step():
-        if how == "tensor":
-            with tf.GradientTape() as tape:
-                loss = 0.25 * weight**2
-            optimizer.minimize(loss, [weight], tape=tape)
-        elif how in ("one variable", "callable variables"):
-            optimizer.minimize(lambda: 0.25 * weight**2, weight if how == "one variable" else lambda: [weight])
-        else:
-            optimizer.minimize(lambda: 0.25 * weight**2, var_list=[weight], name="step")
-
-    run(step, compiled)
-    assert weight.numpy() == bare(family)
-    assert not warnings
-
-
 @all_families
 def test_grad_loss_multiplies_the_gradient(family):
     weight, optimizer = setup(family)
@@ -472,22 +437,6 @@ def test_gradients_that_scale_inside_unscaled_and_losses_that_are_scaled_in_it_a
             run(step, compiled, steps=1)
 
 
-@all_families
-def test_a_skipped_step_counts_in_the_tensorflow_2_contract_and_not_in_keras_3s(family):
-    weight, optimizer = setup(family)
-    optimizer.get_scaled_loss(0.0)
-    optimizer.get_unscaled_gradients([])
-    optimizer.apply_gradients([(tf.constant(np.inf), weight)])
-    assert not family.counts or int(optimizer.iterations) == 1
-    optimizer.scale_loss(0.0)
-    optimizer.apply([tf.constant(np.inf)], [weight])
-    optimizer.scale_loss(0.0)
-    optimizer.apply_gradients([(tf.constant(np.inf), weight)])
-    assert not family.counts or int(optimizer.iterations) == 1
-    assert float(optimizer.loss_scale) == 128.0
-    assert int(optimizer.skipped_steps) == 3
-
-
 def test_a_float16_loss_that_cannot_hold_the_scale_warns(monkeypatch):
     seen = []
     monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *values: seen.append(message % values))
@@ -539,23 +488,6 @@ def test_a_loss_function_that_is_scaled_once_is_called_and_scaled_in_every_step(
 
     run(step, compiled)
     assert weight.numpy() == bare(family)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=IDS)
-def test_a_subclass_that_clips_in_apply_gradients_gets_unscaled_gradients_in_every_loop(family):
-    seen = []
-
-    class Clips(LossScaleOptimizer):
-        def apply_gradients(self, grads_and_vars, **kwargs):
-            pairs = list(grads_and_vars)
-            seen.extend(float(g) for g, _ in pairs)
-            return super().apply_gradients([(tf.clip_by_norm(g, 0.5), v) for g, v in pairs], **kwargs)
-
-    optimizer, weight = Clips(family.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(4.0)
-    optimizer.apply_gradients([(gradient_of(weight, optimizer.scale_loss), weight)])
-    optimizer.minimize(lambda: 0.25 * weight**2, [weight])
-    loops.step(optimizer, lambda: 0.25 * weight**2, [weight])
-    assert (seen, weight.numpy()) == ([2.0, 1.75, 1.5], 2.5)
 
 
 @all_families
@@ -672,14 +604,6 @@ def test_in_a_function_a_scaled_gradient_may_depend_on_unscaled_ones(program, gr
     assert weight.numpy() == 2.0 - 0.5 * gradient
 
 
-def test_a_wrapper_that_only_skips_steps_needs_no_scaled_loss(warnings):
-    inner, weight = FAMILIES[-1].sgd(), tf.Variable(2.0)
-    optimizer = LossScaleOptimizer(inner, dynamic=False, initial_scale=1, skip_nonfinite=True)
-    for gradient in (np.nan, 1.0):
-        optimizer.apply_gradients([(tf.constant(gradient), weight)])
-    assert (weight.numpy(), warnings) == (1.5, [])
-
-
 def test_another_worker_changes_the_scale_between_the_loss_and_its_gradients(monkeypatch):
     monkeypatch.setattr(replicas, "workers_step_alone", lambda: True)
     optimizer = LossScaleOptimizer(FAMILIES[0].sgd(), initial_scale=8.0)
@@ -687,35 +611,6 @@ def test_another_worker_changes_the_scale_between_the_loss_and_its_gradients(mon
     optimizer._loss_scale.current_loss_scale.assign(4.0)
     (gradient,) = optimizer.get_unscaled_gradients([tf.constant(8.0)])
     assert gradient.numpy() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("contract", "compiled", "family"),
-    combinations(
-        ["tf2", "keras3"],
-        MODES,
-        FAMILIES,
-        usual=["keras3-function-tf_keras", "keras3-eager-tf_keras_legacy", "tf2-eager-tf_keras"],
-    ),
-)
-def test_one_scaled_loss_and_two_updates_though_the_first_moves_the_scale(family, compiled, contract):
-    a, b = tf.Variable(1.0), tf.Variable(1.0)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), initial_scale=1024.0, dynamic_growth_steps=1)
-    optimizer.build([a, b])
-
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            loss = 0.25 * a + 0.25 * b
-            scaled = optimizer.get_scaled_loss(loss) if contract == "tf2" else optimizer.scale_loss(loss)
-        for weight in (a, b):
-            gradients = tape.gradient(scaled, [weight])
-            if contract == "tf2":
-                optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), [weight]))
-            else:
-                optimizer.apply(gradients, [weight])
-
-    (tf.function(step) if compiled else step)()
-    assert (a.numpy(), b.numpy()) == (0.75, 0.75)
 
 
 def test_an_abandoned_scaled_loss_lends_its_factor_to_no_gradients_of_a_function():

@@ -111,12 +111,20 @@ def one_loss_and_two_updates(loop):
         loop.optimizer.apply_gradients(zip(gradients, [weight]))
 
 
+def one_loss_and_two_updates_in_keras_3(loop):
+    with tf.GradientTape(persistent=True) as tape:
+        loss = loop.optimizer.scale_loss(loop.loss())
+    for weight in loop.weights:
+        loop.optimizer.apply(tape.gradient(loss, [weight]), [weight])
+
+
 def inside(loop):
     with tf.GradientTape() as tape:
         loss = loop.optimizer.scale_inside(loop.loss)()
     loop.update(tape.gradient(loss, loop.weights))
 
 
+TWO_UPDATES = (one_loss_and_two_updates, one_loss_and_two_updates_in_keras_3)
 # The loops whose step is one function.
 ONE_FUNCTION = {
     "tensorflow_2": lambda loop: loop.update(loop.unscaled()),
@@ -135,7 +143,7 @@ ONE_FUNCTION = {
     "accumulate_in_keras_3": lambda loop: loop.optimizer.apply(
         loop.accumulated(lambda: loop.scaled_gradients("scale_loss", 0.5)), loop.weights
     ),
-    **{each.__name__: each for each in (look_at_the_norm, two_optimizers, one_loss_and_two_updates, inside)},
+    **{each.__name__: each for each in (look_at_the_norm, two_optimizers, inside, *TWO_UPDATES)},
 }
 SEVERAL = [name for name, value in vars(Loop).items() if callable(value) and not name.startswith("_")]
 LOOPS = [*ONE_FUNCTION, *SEVERAL[SEVERAL.index("micro_step_and_update_in_two_functions") :]]
@@ -155,10 +163,12 @@ CELLS = [
 
 @pytest.mark.parametrize(("family", "way", "name"), CELLS)
 def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothing(family, way, name, caplog):
+    if (family.name, name) == ("sonnet", "one_loss_and_two_updates_in_keras_3"):
+        pytest.skip("Sonnet's apply takes gradients of both kinds, and those of the second update may be of either")
     loop = Loop(family, WAYS[way])
     for _ in range(STEPS):
         loop.take(name)
     assert [weight.numpy() for weight in loop.weights] == [4.0 - STEPS * RATE, 4.0 - 2 * STEPS * RATE]
-    updates = 2 * STEPS if name == "one_loss_and_two_updates" else STEPS
+    updates = 2 * STEPS if name.startswith("one_loss_and_two_updates") else STEPS
     assert float(loop.optimizer.loss_scale) == 64.0 * 2 ** (updates // 2)
     assert not [record for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]

@@ -55,21 +55,6 @@ def test_around_keras_3_every_entry_of_the_variables_is_a_keras_variable():
     assert all(one is other for one, other in zip(optimizer.variables, optimizer.variables))
 
 
-@families
-def test_weights_go_round_and_training_continues_the_same(family):
-    first = LossScaleOptimizer(family.adam())
-    weight, twin = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
-    first.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
-    second = LossScaleOptimizer(family.adam())
-    second.build([twin])
-    second.set_weights(first.get_weights())
-    assert int(second.iterations) == 1
-    twin.assign(weight)
-    for optimizer, variable in ((first, weight), (second, twin)):
-        optimizer.apply_gradients([(tf.constant([0.25, 1.0]), variable)])
-    np.testing.assert_array_equal(weight, twin)
-
-
 @compiled
 def test_a_plain_variable_and_a_keras_variable_are_trained_alike(compiled):
     found, keras = [], FAMILIES[0].keras
@@ -211,23 +196,6 @@ def test_the_second_argument_of_minimize_around_tensorflow_1_may_be_the_variable
         loss = 1.0 * weight
     optimizer.minimize(loss, weight, tape=tape)
     assert (weight.numpy(), counter.numpy()) == (1.0, 1)
-
-
-def test_legacy_graphs_with_tf_keras_legacy_optimizers():
-    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
-        weight, factor = tf.Variable(2.0), tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5), initial_scale=8.0)
-        loss = factor * weight
-        (gradient,) = optimizer.get_gradients(loss, [weight])
-        (update,) = optimizer.get_updates(loss, [weight])
-        global_variables = {v.name for v in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
-        assert {v.name for v in optimizer._loss_scale.variables} <= global_variables
-        session.run(tf.compat.v1.global_variables_initializer())
-        assert session.run(gradient, {factor: 3.0}) == 3.0
-        session.run(update, {factor: 1.0})
-        assert session.run(weight) == 1.5
-        session.run(update, {factor: np.nan})
-        assert session.run([weight, optimizer.loss_scale]) == [1.5, 4.0]
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES[2:4], ids=ALL_IDS[2:4])
