@@ -1,9 +1,6 @@
 """Every optimizer class of every family, wrapped; and what is refused."""
 
 import inspect
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ import tf_lossscale
 from tests import loops
 from tests.cases import combinations
 from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, tf_keras
+from tests.processes import printed
 from tf_lossscale import LossScaleOptimizer
 
 # Public classes of the libraries that are no optimizer with a step of its own, with the reason.
@@ -238,14 +236,6 @@ def test_an_inner_optimizer_is_complete_after_a_skipped_first_step_and_not_enter
 # Programs in processes of their own. ----------------------------------------------------------------------------------
 
 
-def printed(code, **environment):
-    """Returns the words that a program prints in a new process."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split()
-
-
 WEIGHT_AFTER_A_STEP = """
 def weight_after_a_step(optimizer):
     weight = tf.Variable(1.0)
@@ -264,7 +254,7 @@ for optimizers in (tf.keras.optimizers, tf.keras.optimizers.legacy):
     print(weight_after_a_step(optimizer), isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer))
 """
     legacy = {"TF_USE_LEGACY_KERAS": "1"} if tf_keras.__name__ == "tf_keras" else {}
-    assert printed(code, **legacy) == ["0.5", "True"] * 2
+    assert printed("-c", code, **legacy).split() == ["0.5", "True"] * 2
 
 
 @pytest.mark.slow
@@ -280,7 +270,7 @@ tf_lossscale.install()
 tf_lossscale.amp.DynamicLossScaleManager()
 print(tf.keras.mixed_precision.LossScaleOptimizer.__module__.split(".")[0])
 """
-    assert printed(code) == ["0.5", "tf_lossscale"]
+    assert printed("-c", code).split() == ["0.5", "tf_lossscale"]
 
 
 @pytest.mark.slow
@@ -293,7 +283,7 @@ import tensorflow as tf, tf_keras, tf_lossscale
 for library in (tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy):
     print(weight_after_a_step({name}.LossScaleOptimizer(library.SGD(0.5))))
 """
-    assert printed(code) == ["0.5"] * 3
+    assert printed("-c", code).split() == ["0.5"] * 3
 
 
 @pytest.mark.parametrize("dynamic", [True, False])

@@ -4,8 +4,6 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import textwrap
 
@@ -16,6 +14,7 @@ import tensorflow.compat.v1 as tf1
 
 import tf_lossscale
 from tests.families import FAMILIES, families, tf_keras
+from tests.processes import printed
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
@@ -37,15 +36,7 @@ def keras(installed, request):
 
 def fresh(code, **environment):
     """Runs code in a process of its own; returns what it prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed("-c", textwrap.dedent(code), **environment).splitlines()[-1])
 
 
 def test_strategies_run_a_step_by_the_old_name_of_the_method(installed):

@@ -32,6 +32,11 @@ BAD_ARGUMENTS = [
     *[({"dynamic_growth_steps": value}, "dynamic_growth_steps") for value in (0, -1, 2.5, NAN, INF, "5", True)],
     *[({"growth_factor": value}, "growth_factor") for value in (1.0, 0.5, 0, -2.0, NAN, INF, "2", None, 1 + 1e-8)],
     *[({"backoff_factor": value}, "backoff_factor") for value in (1.0, 2.0, 0, -0.5, NAN, INF, "0.5", None, 1 - 1e-8)],
+    ({"growth_factor": 1 + 1e-9}, "`growth_factor` must be above 1 in float32, but got: 1.000000001. The usual"),
+    (
+        {"backoff_factor": 1 - 1e-9},
+        "`backoff_factor` must be below 1 in float32, but got: 0.999999999. The usual",
+    ),
     *[({name: value}, name) for name in NUMBERS for value in (np.True_, tf.constant(True), -(10**400), 10**400)],
     *[({"hysteresis": value}, "hysteresis") for value in (0, -1, 1.5, NAN, "1", None)],
     *[({"min_scale": value}, "min_scale") for value in (0.0, -1.0, NAN, INF, None)],
