@@ -85,16 +85,6 @@ def test_an_update_that_raises_an_error_can_be_repeated(family, method, monkeypa
 
 
 @all_families
-def test_the_parts_of_unscaled_gradients_may_go_to_several_updates(family):
-    weights, optimizer = [tf.Variable(2.0), tf.Variable(2.0)], LossScaleOptimizer(family.sgd(), initial_scale=1024.0)
-    optimizer.build(weights)
-    gradients = loops.unscaled_gradients(optimizer, lambda: 3.0 * weights[0] + weights[1], weights)
-    for gradient, weight in zip(gradients, weights):
-        optimizer.apply_gradients([(1.0 * gradient, weight)])
-    assert [weight.numpy() for weight in weights] == [0.5, 1.5]
-
-
-@all_families
 def test_forgetting_both_warns_once_and_applies_the_gradients_as_they_are(family, warnings):
     weight, optimizer = setup(family)
     for _ in range(3):
@@ -340,19 +330,6 @@ def test_a_gradient_of_a_loss_that_another_optimizer_scaled_is_not_unscaled(orde
 
 
 @all_families
-def test_an_update_whose_gradients_the_same_function_unscaled_restricts_no_later_calls(family):
-    weight, optimizer = setup(family)
-
-    @tf.function
-    def update(scaled):
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([scaled]), [weight]))
-
-    update(gradient_of(weight, optimizer.get_scaled_loss))
-    optimizer.apply_gradients([(gradient_of(weight, optimizer.scale_loss), weight)])
-    assert weight.numpy() == bare(family, steps=2)
-
-
-@all_families
 def test_an_update_after_two_gradient_functions_of_different_contracts_raises(family):
     weight, optimizer = setup(family)
     scale = tf.function(lambda: optimizer.scale_loss(tf.constant(1.0)))
@@ -361,14 +338,6 @@ def test_an_update_after_two_gradient_functions_of_different_contracts_raises(fa
     with pytest.raises(RuntimeError, match="Cannot tell whether these gradients are scaled"):
         update(unscale(scale()))
     assert weight.numpy() == 2.0
-
-
-def test_a_function_that_unscales_may_be_called_in_two_functions():
-    weight, optimizer = setup(FAMILIES[0])
-    unscale = tf.function(lambda scaled: optimizer.get_unscaled_gradients([scaled])[0])
-    for _ in range(2):
-        step = tf.function(lambda: unscale(gradient_of(weight, optimizer.get_scaled_loss)))
-        assert step().numpy() == 1.0
 
 
 def test_after_a_step_in_eager_mode_a_function_of_the_same_contract_is_taken_and_of_the_other_one_raises():
@@ -407,16 +376,6 @@ def test_results_of_unscaling_beside_a_gradient_that_was_passed_to_it_raise_and_
     with pytest.raises(RuntimeError, match="Some of these gradients are results of get_unscaled_gradients"):
         optimizer.apply_gradients([(unscaled[0], weight), (scaled[1], other)])
     assert (weight.numpy(), other.numpy()) == (2.0, 1.0)
-
-
-@all_families
-def test_a_step_with_a_loss_that_scales_inside_may_follow_a_step_that_scale_loss_scaled(family):
-    weight, optimizer = setup(family)
-    optimizer.apply_gradients([(gradient_of(weight, optimizer.scale_loss), weight)])
-    with tf.GradientTape() as tape:
-        loss = optimizer.scale_inside(lambda: 0.25 * weight**2)()
-    optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-    assert weight.numpy() == bare(family, steps=2)
 
 
 @all_families
