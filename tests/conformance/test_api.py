@@ -136,13 +136,7 @@ def test_hyperparameters_are_read_and_listed_as_in_the_original(recording, optim
     ("recording", "optimizer"),
     combinations(
         HYPERS,
-        usual=[
-            "lso_tf24-adagrad",
-            "lso_tf28-sgd_momentum",
-            "lso_tfkeras221_new-adam_clipvalue",
-            "keras3_lso-lion",
-            "lso_tf28-rmsprop_centered",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )
@@ -218,12 +212,7 @@ EXTREMES = list(replay.once(extremes()))
     ("recording", "case"),
     combinations(
         EXTREMES,
-        usual=[
-            "lso_tf24-non-power-of-two start up to overflow",
-            "lso_tf24-initial_scale 1e-45",
-            "lso_tfkeras221_new-dynamic_growth_steps 1",
-            "lso_tf24-alternating at growth 1",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )

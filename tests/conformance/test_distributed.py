@@ -33,13 +33,7 @@ def cases():
     ("recording", "source", "name"),
     combinations(
         replay.once(cases()),
-        usual=[
-            "keras3_lso-lso_tf28-only_replica_1_nonfinite|adam|dynamic|eager",
-            "lso_tf24-lso_tf24-finite_only|adam|fixed|tf.function",
-            "lso_tf24-lso_tf24-both_nonfinite|sgd|dynamic|eager",
-            "lso_tfkeras221_new-lso_tfkeras221_new-only_replica_0_nonfinite|adam|dynamic|eager",
-            "keras3_lso-lso_tf28-both_sometimes|adam|dynamic|tf.function",
-        ],
+        usual=7,
         others=pytest.mark.slow,
     ),
 )
