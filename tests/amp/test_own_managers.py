@@ -82,13 +82,7 @@ MANAGERS = {
         named({"keras3": tf.keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}),
         MODES,
         MANAGERS,
-        usual=[
-            "keras3-function-answer",
-            "legacy-eager-cell",
-            "legacy-eager-unchanged",
-            "legacy-eager-numbers",
-            "legacy-eager-derived",
-        ],
+        usual=7,
     ),
 )
 def test_a_manager_of_ones_own_moves_the_scale_and_has_it(make, compiled, name):

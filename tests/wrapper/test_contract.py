@@ -137,13 +137,7 @@ def unscaled_in(place, optimizer, weight):
         ["as it is", "eager", "function", "inside"],
         MODES,
         ALL_FAMILIES,
-        usual=[
-            "as it is-eager-keras3",
-            "function-eager-keras3",
-            "eager-eager-tf1",
-            "as it is-function-tf_keras",
-            "function-eager-tf_keras_legacy",
-        ],
+        usual=11,
     ),
 )
 def test_apply_refuses_unscaled_gradients_and_what_was_made_of_them(family, compiled, place):
@@ -202,13 +196,7 @@ def test_gradients_are_unscaled_once(family, compiled, kind):
         ["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"],
         MODES,
         ALL_FAMILIES,
-        usual=[
-            "compute_gradients-function-keras3",
-            "minimize-eager-tf1",
-            "get_scaled_loss-eager-tf_keras",
-            "get_scaled_loss-function-sonnet",
-            "scale_loss-function-tf_keras_legacy",
-        ],
+        usual=11,
     ),
 )
 def test_a_loss_is_scaled_once(family, compiled, second):
