@@ -458,22 +458,6 @@ def compiled(keras, set_policy, policy, optimizer="sgd"):
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
-def test_what_compile_makes_is_ours(keras, set_by):
-    module = keras.mixed_precision.experimental if set_by == "set_policy" else keras.mixed_precision
-    inner = keras.optimizers.SGD(0.125)
-    model = compiled(keras, getattr(module, set_by), "mixed_float16", inner)
-    for name, LSO in every_name().items():
-        assert isinstance(model.optimizer, LSO), name
-    assert float(model.optimizer.loss_scale if set_by == "set_global_policy" else model.optimizer.loss_scale()) == 2**15
-    model.fit(np.ones((8, 1)), np.ones((8, 1)), verbose=0)
-    assert model.optimizer.dynamic_counter == 1
-    model.compile("sgd", "mse")
-    model.compile(inner, "mse")
-    assert isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
-
-
 def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_scale_of_this_policy(keras):
     mixed_precision = keras.mixed_precision.experimental
     inner = keras.optimizers.SGD(0.125)
