@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import tf_lossscale
-from tests import strategies
 from tests.cases import combinations
 from tests.conformance import recordings, replay
 
@@ -60,20 +57,3 @@ def test_all_replicas_follow_the_recorded_steps(recording, source, name):
         iterations = replay.on_each_replica(optimizer.iterations)
         assert iterations == ([applied] * 2 if keras3 else want["iterations"]), i
         assert iterations == want["iterations"] or source != recording, i
-
-
-@pytest.mark.parametrize("recording", ["lso_tf28", "lso_tfkeras221_new", "keras3_lso"])
-def test_a_step_in_a_cross_replica_context_is_the_recorded_error(recording):
-    source = recordings.load(RIGHT)["strategies"]
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        variable = tf.Variable(1.0)
-        optimizer = tf_lossscale.LossScaleOptimizer(replay.OPTIMIZERS[recording].SGD(0.1))
-        assert source["apply_gradients in cross-replica context"]["error"]["type"] == "ValueError"
-        with pytest.raises(ValueError, match=r"apply_gradients\(\) must be called in a replica context"):
-            optimizer.apply_gradients([(tf.constant(1.0), variable)])
-        assert source["minimize in cross-replica context"]["error"]["type"] == "ValueError"
-        with pytest.raises(ValueError, match="replica context"):
-            optimizer.minimize(lambda: variable * 2.0, [variable])
-    assert float(optimizer.loss_scale) == 2.0**15
-    assert replay.on_each_replica(optimizer.iterations) == [0, 0]
