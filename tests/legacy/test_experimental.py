@@ -260,22 +260,6 @@ def test_configs_of_newer_versions_are_read(family):
         assert made.dynamic_growth_steps == arguments.get("dynamic_growth_steps")
 
 
-@families
-def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
-    optimizer = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
-    variable = tf.Variable(1.0)
-    for gradient in (1.0, float("nan"), 1.0):
-        step(optimizer, variable, gradient)
-    path = tf.train.Checkpoint(optimizer=optimizer, v=variable).write(str(tmp_path / "ckpt"))
-    names = [name for name, _ in tf.train.list_variables(path)]
-    assert any("loss_scale/current_loss_scale" in name for name in names)
-    assert any("loss_scale/good_steps" in name for name in names)
-    fresh = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
-    tf.train.Checkpoint(optimizer=fresh, v=variable).read(path)
-    step(fresh, variable, 1.0)
-    assert (float(fresh.loss_scale()), int(fresh.dynamic_counter)) == (32, 2)
-
-
 # Policies. ------------------------------------------------------------------------------------------------------------
 
 
