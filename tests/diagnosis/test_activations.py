@@ -29,12 +29,6 @@ def dense(keras, name, value=0.5, **options):
     return keras.layers.Dense(4, kernel_initializer=constant, name=name, **{"dtype": HALF, **options})
 
 
-def a_softmax(keras):
-    softmax = computing(keras, "softmax", lambda x: tf.exp(x) / tf.reduce_sum(tf.exp(x), axis=-1, keepdims=True))
-    block = model_of(keras, dense(keras, "scores", 3.0), softmax, name="attention")
-    return model_of(keras, block, dense(keras, "head")), tf.ones([2, 4])
-
-
 def a_loss(keras):
     return model_of(keras, dense(keras, "hidden", 100.0)), tf.ones([2, 4])
 
@@ -125,7 +119,6 @@ def nothing(keras):
 
 # Where an overflow is planted -> the advice.
 ADVICE = {
-    a_softmax: "`attention/softmax` overflows: give it dtype float32.",
     a_loss: "`loss_fn()` overflows: compute it in float32.",
     an_embedding: "`embedding` casts weights of 1e+05 to float16: give it dtype float32.",
     a_residual_sum: "`add` overflows: give it dtype float32.",
