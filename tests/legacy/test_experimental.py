@@ -81,22 +81,6 @@ def test_what_was_taken_is_taken_and_what_was_refused_leaves_the_optimizer_free(
         make(inner, "dynamic")
 
 
-@families
-def test_every_generation_finds_the_attributes_it_knows(family):
-    inner = family.adam()
-    optimizer = experimental.LossScaleOptimizer(inner, "dynamic")
-    assert optimizer._optimizer is inner
-    assert optimizer.inner_optimizer is inner
-    assert float(optimizer.lr) == pytest.approx(0.1)
-    optimizer.learning_rate = 0.5
-    assert float(inner.learning_rate) == pytest.approx(0.5)
-    assert optimizer._loss_scale is optimizer.loss_scale
-    step(optimizer, tf.Variable(1.0), 1.0)
-    assert len(optimizer.variables()) == len(optimizer.variables) >= 3
-    assert type(optimizer).__name__ == "LossScaleOptimizer"
-    assert hasattr(optimizer, "get_scaled_loss")
-
-
 # The scale: an object, and a tensor. ----------------------------------------------------------------------------------
 
 

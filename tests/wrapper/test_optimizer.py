@@ -5,28 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, all_families, families, tf_keras
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-
-
-@all_families
-def test_the_scale_can_be_read_before_the_first_step(family):
-    optimizer = LossScaleOptimizer(family.adam())
-    assert isinstance(optimizer.loss_scale, tf.Tensor)
-    assert optimizer.loss_scale.dtype == tf.float32
-    assert float(optimizer.loss_scale) == 32768.0
-    assert f"{optimizer.loss_scale}" == "32768.0"
-    assert (optimizer.dynamic, optimizer.initial_scale, optimizer.dynamic_growth_steps) == (True, 32768.0, 2000)
-    assert int(optimizer.dynamic_counter) == 0
-    assert optimizer.dynamic_counter.dtype == tf.int64
-    inner = family.adam()
-    fixed = LossScaleOptimizer(inner, False, 8)
-    assert (fixed.dynamic, fixed.dynamic_counter, fixed.dynamic_growth_steps) == (False, None, None)
-    assert float(fixed.loss_scale) == fixed.initial_scale == 8.0
-    assert fixed.inner_optimizer is inner
-    assert fixed.last_step_skipped is False and fixed.skipped_steps == 0
 
 
 @families

@@ -56,6 +56,7 @@ def test_the_state_is_plain_numbers_that_follow_each_step(family, call):
 def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
     fixed = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
     assert fixed.state() == {"loss_scale": 8.0}
+    assert (fixed.last_step_skipped, fixed.skipped_steps, fixed.dynamic_counter) == (False, 0, None)
     fixed.set_state({"loss_scale": 8.0})
     with pytest.raises(ValueError, match=r"fixed at 8, but `state` has the loss scale 16\.0"):
         fixed.set_state({"loss_scale": 16.0})
