@@ -31,12 +31,16 @@ def combinations(*axes, usual, others=pytest.mark.exhaustive):
 
     Args:
         *axes: for each parameter its values, as `parametrize` takes them.
-        usual: the ids of the cases without a marker, such as "function-keras3".
+        usual: the ids of the cases without a marker, such as "function-keras3"; or their number, if any cases will do.
+            They are spread evenly over all cases.
         others: the marker of all other cases.
     """
+    products = [[*parts] for parts in itertools.product(*([*map(_param, axis)] for axis in axes))]
+    names = ["-".join(part.id for part in parts) for parts in products]
+    if isinstance(usual, int):
+        usual = [names[i * len(names) // usual] for i in range(usual)]
     cases = []
-    for parts in itertools.product(*([*map(_param, axis)] for axis in axes)):
-        name = "-".join(part.id for part in parts)
+    for parts, name in zip(products, names):
         marks = [mark for part in parts for mark in part.marks] + ([] if name in usual else [others])
         cases.append(pytest.param(*(value for part in parts for value in part.values), id=name, marks=marks))
     unknown = {*usual} - {case.id for case in cases}

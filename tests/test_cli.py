@@ -1,12 +1,12 @@
 """The command `tf-lossscale`: finds subcommands, loads none before it is called."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 import tf_lossscale
+from tests.processes import printed
 from tf_lossscale import cli
 
 
@@ -109,6 +109,6 @@ for command in ([], *([name] for name in cli._COMMANDS)):
         pass
 print(sorted(sys.modules))
 """
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = printed("-c", code)
     assert "'tf_lossscale.migrate.checkpoints.inspect_command'" in loaded
     assert "'tensorflow'" not in loaded

@@ -41,7 +41,6 @@ ROWS = [
     if (family.name, name, feature) != ("tf_keras_legacy", "Nadam", "schedule")  # which that class refuses
 ]
 CONTRACTS = ["apply", "apply_gradients"]
-contracts = pytest.mark.parametrize("contract", CONTRACTS)
 
 
 def made(family, name, feature):
@@ -113,16 +112,7 @@ def with_skipped_steps(optimizer, variables, skipped, contract):
         CONTRACTS,
         SKIPPED,
         ROWS,
-        usual=[
-            "apply-all-keras3-Adadelta-nothing",
-            "apply_gradients-first and middle-tf_keras-SGD-schedule",
-            "apply-first-tf_keras_legacy-Adam-decay",
-            "apply-first three-tf_keras-RMSprop-ema",
-            "apply-middle-keras3-Ftrl-ema of accumulated",
-            "apply-all-tf_keras-Lion-weight_decay",
-            "apply_gradients-all-keras3-ScheduleFreeAdamW-accumulation",
-            "apply-all-keras3-Adagrad-overwriting ema",
-        ],
+        usual=17,
     ),
 )
 def test_every_optimizer_does_the_same_as_one_that_never_saw_the_skipped_steps(
@@ -164,16 +154,7 @@ def test_optimizers_that_count_their_own_steps_do_not_count_skipped_ones(family,
     combinations(
         SKIPPED,
         [row for row in ROWS if row.values[0] is not KERAS3],
-        usual=[
-            "all-tf_keras-RMSprop-weight_decay",
-            "first-tf_keras_legacy-Adadelta-nothing",
-            "first three-tf_keras_legacy-Adam-decay",
-            "first and middle-tf_keras_legacy-Adamax-schedule",
-            "first three-tf_keras-AdamW-overwriting ema",
-            "first and middle-tf_keras-Adafactor-ema",
-            "all-tf_keras_legacy-Ftrl-decay",
-            "first-tf_keras-Adagrad-nothing",
-        ],
+        usual=13,
     ),
 )
 def test_skipped_steps_do_what_they_did_in_the_original(family, name, feature, skipped):
@@ -242,14 +223,7 @@ WAYS = {
         CONTRACTS,
         WAYS,
         FAMILIES[:2],
-        usual=[
-            "first-apply-function-keras3",
-            "middle-apply_gradients-compiled function-keras3",
-            "first-apply-eager-tf_keras",
-            "all-apply_gradients-compiled function-keras3",
-            "first three-apply-compiled function-keras3",
-            "first and middle-apply-compiled function-keras3",
-        ],
+        usual=11,
     ),
 )
 def test_the_average_of_weights_that_never_change_is_these_weights(family, way, contract, skipped):

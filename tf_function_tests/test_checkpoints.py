@@ -75,12 +75,7 @@ GOING_ON = (0.25, 1.0, np.nan)
         ],
         ["inside", "outside"],
         ALL_FAMILIES,
-        usual=[
-            "mirrored_2-tpu-inside-keras3",
-            "mirrored_2-none-outside-tf_keras_legacy",
-            "mirrored_2_apart-mirrored_4-outside-keras3",
-            "mirrored_2-tpu-inside-tf1",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )

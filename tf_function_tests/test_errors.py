@@ -63,10 +63,16 @@ def test_legacy_optimizers_that_clip_are_refused_in_central_storage(option):
 def test_a_step_outside_strategy_run_is_refused(family):
     strategy, weight, optimizer = made(family, "mirrored_2")
     with strategy.scope():
-        with pytest.raises(ValueError, match=r"Call it inside the function that you give to strategy\.run"):
+        with pytest.raises(
+            ValueError,
+            match=r"apply_gradients\(\) must be called in a replica context\. Call it inside .* strategy\.run",
+        ):
             optimizer.apply_gradients([(tf.constant(1.0), weight)])
-        with pytest.raises(ValueError, match=r"strategy\.run"):
+        with pytest.raises(ValueError, match=r"apply\(\) must be called in a replica context.*strategy\.run"):
             optimizer.apply([tf.constant(1.0)], [weight])
+        with pytest.raises(ValueError, match="replica context"):
+            optimizer.minimize(lambda: weight * 2.0, [weight])
+    assert (weight.numpy(), float(optimizer.loss_scale), optimizer.state()["total_steps"]) == (1.0, 4.0, 0)
 
 
 @families

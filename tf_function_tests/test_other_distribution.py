@@ -267,36 +267,3 @@ def test_optimizers_of_parts_are_skipped_together_on_all_replicas(library):
 
 
 # One script for all devices. ------------------------------------------------------------------------------------------
-
-
-@families
-@pytest.mark.parametrize("name", ["none", "mirrored_2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_fixed_scale_of_one_is_the_bare_optimizer_to_the_bit(family, name, dtype):
-    strategy = strategies.get(name) or tf.distribute.get_strategy()
-    gradients = np.random.default_rng(0).normal(size=(6, 2, 5))
-    results = []
-    for wrapped in (False, True):
-        with strategy.scope():
-            weight = tf.Variable(tf.ones([5], dtype))
-            inner = family.sgd(momentum=0.9)
-            if hasattr(inner, "build"):
-                inner.build([weight])
-            optimizer = LossScaleOptimizer(inner, dynamic=False, initial_scale=1) if wrapped else inner
-
-        def replica(rows, optimizer=optimizer, weight=weight, wrapped=wrapped):
-            mine = tf.gather(rows, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(weight * tf.cast(mine, dtype))
-                loss = optimizer.get_scaled_loss(loss) if wrapped else loss
-            found = tape.gradient(loss, [weight])
-            found = optimizer.get_unscaled_gradients(found) if wrapped else found
-            optimizer.apply_gradients(zip(found, [weight]))
-
-        step = tf.function(lambda rows, replica=replica: strategy.run(replica, args=(rows,)))
-        for rows in gradients:
-            step(tf.constant(rows, tf.float32))
-        results.append(tf.cast(weight, tf.float32).numpy())
-    np.testing.assert_array_equal(*results)
-    assert np.isfinite(results[0]).all()
-    assert (results[0] != 1.0).all()

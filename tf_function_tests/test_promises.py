@@ -147,6 +147,8 @@ def test_gradients_are_summed_before_the_check_and_before_clipping(family, name,
         ALL_FAMILIES,
         usual=[
             "mirrored_2-inside-keras3",
+            "mirrored_2-outside-tf_keras",
+            "central_storage-outside-keras3",
             "one_device-outside-tf_keras_legacy",
             "tpu-outside-tf_keras",
             "one_device-inside-tf1",

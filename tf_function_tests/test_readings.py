@@ -14,15 +14,12 @@ CELLS = [
     *((family, "mirrored_2") for family in ALL_FAMILIES if family.name != "sonnet"),
     *((FAMILIES[0], name) for name in ("one_device", "mirrored_2_apart", "central_storage", "tpu")),
 ]
-
-
-@pytest.mark.parametrize(
-    ("family", "name"),
-    combinations(
-        CELLS,
-        usual=["keras3-mirrored_2", "keras3-tpu", "keras3-one_device"],
-    ),
+cells = pytest.mark.parametrize(
+    ("family", "name"), combinations(CELLS, usual=["keras3-mirrored_2", "keras3-tpu", "keras3-one_device"])
 )
+
+
+@cells
 def test_an_overflow_on_any_replica_is_counted_once_and_under_its_variable(family, name):
     cell = Cell(family, name, "function", diagnose=True)
     good = [0.5] * cell.replicas
@@ -76,13 +73,7 @@ def test_a_stall_is_warned_of_once_in_eager_mode_across_replicas(caplog):
     assert caplog.text.count("The last 100 steps were all skipped") == 1
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    combinations(
-        CELLS,
-        usual=["keras3-mirrored_2", "keras3-tpu", "keras3-one_device"],
-    ),
-)
+@cells
 def test_a_stall_is_printed_once_by_a_tf_function_for_all_replicas(family, name, capfd):
     if name.endswith("_apart"):
         pytest.skip("replicas that cannot meet are compiled by XLA, and print nothing")

@@ -61,16 +61,7 @@ def test_dynamic_manager_moves_as_recorded(case):
     combinations(
         ["eager", "function"],
         cases("dynamic_update_cell"),
-        usual=[
-            "function-f0p5/p30",
-            "eager-floor/all",
-            "function-near_max/none",
-            "function-defaults/p10",
-            "function-f3/bursts",
-            "function-w3/alternate",
-            "function-f1p5/p30",
-            "function-w1/p30",
-        ],
+        usual=11,
     ),
 )
 def test_dynamic_update_cell_moves_as_recorded(case, mode):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_lossscale
 from tests.cases import combinations
 from tests.conformance import recordings, replay
 from tests.conformance.replay import wrap
@@ -56,21 +55,6 @@ def test_constructor_takes_and_refuses_what_the_original_did_but_for_what_ruins_
             assert float(optimizer.loss_scale) == float(recorded["ok"]["loss_scale"]), arguments
             assert optimizer.get_config().items() >= recorded["ok"]["config"].items(), arguments
     assert ruinous >= 8
-
-
-@pytest.mark.parametrize("recording", FAMILIES)
-def test_wrapping_anything_but_an_optimizer_is_a_type_error_that_says_what_is_accepted(recording):
-    for bad in (None, 3, replay.OPTIMIZERS[recording].SGD):
-        with pytest.raises(TypeError, match=r"Pass an optimizer from tf\.keras\.optimizers"):
-            tf_lossscale.LossScaleOptimizer(bad)
-    inner = replay.OPTIMIZERS[recording].SGD()
-    wrapper = tf_lossscale.LossScaleOptimizer(inner)
-    with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
-        tf_lossscale.LossScaleOptimizer(wrapper)
-    with pytest.raises(ValueError, match="already wrapped"):
-        tf_lossscale.LossScaleOptimizer(inner)
-    with pytest.raises(TypeError, match="must be a bool"):
-        wrap(recording, dynamic="dynamic")
 
 
 HYPERS = [(recording, name) for recording in FAMILIES for name in recordings.load(recording)["hyperparameters"]]
@@ -152,13 +136,7 @@ def test_hyperparameters_are_read_and_listed_as_in_the_original(recording, optim
     ("recording", "optimizer"),
     combinations(
         HYPERS,
-        usual=[
-            "lso_tf24-adagrad",
-            "lso_tf28-sgd_momentum",
-            "lso_tfkeras221_new-adam_clipvalue",
-            "keras3_lso-lion",
-            "lso_tf28-rmsprop_centered",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )
@@ -180,14 +158,6 @@ def test_setting_a_hyperparameter_reaches_the_inner_optimizer_where_the_original
         assert same(getattr(wrapper, hyper), value), hyper
         assert (hyper in vars(wrapper)) == in_wrapper, hyper
         assert same(getattr(inner, hyper, None), before if in_wrapper else value), hyper
-
-
-@pytest.mark.parametrize("recording", FAMILIES)
-def test_properties_without_a_setter_cannot_be_set(recording):
-    wrapper = wrap(recording)
-    for name in ("loss_scale", "dynamic", "dynamic_counter", *READ_ONLY):
-        with pytest.raises(AttributeError):
-            setattr(wrapper, name, 4.0)
 
 
 # TensorFlow 2.4, 2.8 and tf_keras legacy scaled alike.
@@ -242,12 +212,7 @@ EXTREMES = list(replay.once(extremes()))
     ("recording", "case"),
     combinations(
         EXTREMES,
-        usual=[
-            "lso_tf24-non-power-of-two start up to overflow",
-            "lso_tf24-initial_scale 1e-45",
-            "lso_tfkeras221_new-dynamic_growth_steps 1",
-            "lso_tf24-alternating at growth 1",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )

@@ -44,12 +44,7 @@ def require_that_tensorflow_says_who_wrote(name):
     combinations(
         checkpoints.OF_OPTIMIZERS,
         ["before the first step", "into a built optimizer"],
-        usual=[
-            "tf2.4.4_lso_adam-before the first step",
-            "tf2.2.3_lso_ftrl-into a built optimizer",
-            "tfkeras2.21_new_lso_fixed_adam-before the first step",
-            "keras3.15.1_lso_adam-into a built optimizer",
-        ],
+        usual=6,
         others=pytest.mark.slow,
     ),
 )

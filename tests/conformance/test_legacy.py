@@ -296,12 +296,7 @@ CONTRIB = "contrib_exponential_manager_tf115"
     combinations(
         by_arguments(recordings.load(CONTRIB)["manager_cases"]),
         ["eager", "function", "graph", "graph_v1"],
-        usual=[
-            "zero_periods-function",
-            "below_one-graph_v1",
-            "defaults-graph",
-            "near_floor-eager",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )
@@ -365,13 +360,7 @@ def optimizer_trace(case, mode):
     combinations(
         ["eager", "function", "graph", "graph_v1"],
         optimizer_cases(),
-        usual=[
-            "function-mixed_p-GradientDescent/200/minimize",
-            "graph_v1-contrib-GradientDescent/10/minimize",
-            "eager-contrib-Momentum/11/minimize",
-            "graph-mixed_p-RMSProp/203/compute_apply",
-            "eager-mixed_p-GradientDescent/205/minimize",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )

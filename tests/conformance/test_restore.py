@@ -35,13 +35,7 @@ def make(target, meta):
     combinations(
         [*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1],
         TARGETS,
-        usual=[
-            "tfkeras2.21_new_lso_fixed_adam-keras3",
-            "tfkeras2.21_new_plain_adam_no_wrapper-tf_keras",
-            "tfkeras2.21_legacy_lso_sgd_momentum-tf_keras_legacy",
-            "tf1.15.5_mpls_momentum_saver-tf_keras_legacy",
-            "tf2.0.4_lso_fixed_adam-tf_keras_legacy",
-        ],
+        usual=8,
         others=pytest.mark.slow,
     ),
 )
@@ -83,13 +77,7 @@ def targets(name):
     ("name", "target"),
     combinations(
         [(name, target) for name in checkpoints.OF_MODELS for target in targets(name)],
-        usual=[
-            "tfkeras2.21_legacy_model_adam_keras-keras3",
-            "tfkeras2.21_new_model_adam_h5-tf_keras",
-            "tf2.0.4_model_adam_savedmodel-tf_keras_legacy",
-            "tf1.15.5_model_adam_weights_tf-tf_keras_legacy",
-            "tf2.8.4_model_adam_h5-tf_keras_legacy",
-        ],
+        usual=8,
         others=pytest.mark.slow,
     ),
 )

@@ -83,12 +83,7 @@ def check(recording, name):
     ("recording", "name"),
     combinations(
         [case(file, name) for file in FILES for name in recordings.load(file)["traces"]],
-        usual=[
-            "keras3_lso|adam|half15|H_half_range|tape_function|loss_dtype=float16",
-            "lso_tf24|adam_clipvalue|nonpow|B_sparse_none|minimize",
-            "lso_tfkeras221_new|adamw|fixed3|F_finite|tape",
-            "keras3_lso|sgd|nearmax|D_rare|tape",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )
@@ -113,13 +108,7 @@ TAKEN_BY_KERAS_3 = [
     ("recording", "name"),
     combinations(
         TAKEN_BY_KERAS_3,
-        usual=[
-            "lso_tfkeras221_new|sgd|half15|H_half_range|tape_function|loss_dtype=float16",
-            "lso_tfkeras221_new|sgd|g3|A_dense|tape|var_dtype=float64",
-            "lso_tfkeras221_new|adam|default|C_overflow_bursts|minimize",
-            "lso_tfkeras221_new|sgd|nearmax|D_rare|tape",
-            "lso_tfkeras221_new|adagrad|g3|I_bursts|minimize_function",
-        ],
+        usual=11,
         others=pytest.mark.slow,
     ),
 )

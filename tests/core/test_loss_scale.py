@@ -138,13 +138,6 @@ def test_a_step_takes_arrays_and_numbers(gradient):
     assert float(weight) == 0.0
 
 
-def test_a_step_refuses_integers_and_changes_nothing():
-    scale, weight = DynamicLossScale(), tf.Variable(1.0)
-    with pytest.raises(TypeError, match="A gradient must be a floating-point tensor, but got dtype int32"):
-        step_of(scale, weight)(tf.constant(1))
-    assert (float(weight), int(scale.total_steps)) == (1.0, 0)
-
-
 @pytest.mark.parametrize("bad", [None, 0, 1])
 def test_an_optimizer_that_sums_itself_takes_the_gradients_of_its_replica(bad):
     strategy = strategies.get("mirrored_2")

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import strategies
 from tests.cases import combinations
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.core import scaling
@@ -118,21 +117,6 @@ def test_small_large_and_sparse_gradients_of_every_dtype_at_a_scale_that_is_a_co
 
     for result, values in zip(WRAPPERS[mode](unscaled)(), arrays):
         assert_quotients(result.numpy().ravel(), values.ravel(), scale)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_each_replica_unscales_by_the_largest_scale(dtype):
-    strategy = strategies.get("mirrored_2")
-    with strategy.scope():
-        scale = tf.Variable(2.0**127)
-    values = values_of(dtype)
-
-    @tf.function
-    def everywhere():
-        return strategy.run(lambda: scaling.unscale([tf.constant(values)], tf.convert_to_tensor(scale))[0])
-
-    for result in strategy.experimental_local_results(everywhere()):
-        assert_quotients(result.numpy(), values, 2.0**127)
 
 
 @pytest.mark.parametrize("mode", WRAPPERS)

@@ -1,8 +1,6 @@
 """The rule, against the text that states it."""
 
-import dataclasses
 import math
-import re
 import textwrap
 
 import hypothesis
@@ -126,32 +124,6 @@ def test_a_table_of_sequences(rules, before, outcomes, expected):
 
 def test_the_defaults_are_those_of_tensorflow():
     assert Rules() == Rules(2000, 2.0, 0.5, 1, 1.0, None, True)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (
-            {"growth_factor": 1 + 1e-9},
-            "`growth_factor` must be above 1 in float32, but got: 1.000000001. The usual value",
-        ),
-        (
-            {"backoff_factor": 1 - 1e-9},
-            "`backoff_factor` must be below 1 in float32, but got: 0.999999999. The usual va",
-        ),
-        ({"min_scale": 16.0, "max_scale": 8.0}, "`min_scale` must not be above `max_scale`, but got: 16.0 and 8.0."),
-        ({"growth_steps": 0}, "`dynamic_growth_steps` must be"),
-    ],
-    ids=str,
-)
-def test_rules_that_move_the_scale_the_wrong_way_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Rules(**wrong).checked()
-
-
-def test_rules_cannot_be_changed_because_several_loss_scales_may_hold_them():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Rules().growth_steps = 3
 
 
 def test_the_factors_nearest_to_one_and_equal_bounds_are_taken():

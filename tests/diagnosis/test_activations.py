@@ -29,26 +29,6 @@ def dense(keras, name, value=0.5, **options):
     return keras.layers.Dense(4, kernel_initializer=constant, name=name, **{"dtype": HALF, **options})
 
 
-def a_mask(keras):
-    # Where the mask is 0, its product with minus infinity is NaN.
-    scores, mask = keras.Input((4, 4)), keras.Input((4, 4))
-    masked = computing(keras, "mask", lambda x: x[0] + x[1] * tf.cast(-1e9, tf.float16))
-    weights = keras.layers.Softmax(name="softmax", dtype=HALF)(masked([dense(keras, "scores")(scores), mask]))
-    return keras.Model([scores, mask], weights, name="model"), [tf.ones([1, 4, 4]), 1 - tf.eye(4)[tf.newaxis]]
-
-
-def a_softmax(keras):
-    softmax = computing(keras, "softmax", lambda x: tf.exp(x) / tf.reduce_sum(tf.exp(x), axis=-1, keepdims=True))
-    block = model_of(keras, dense(keras, "scores", 3.0), softmax, name="attention")
-    return model_of(keras, block, dense(keras, "head")), tf.ones([2, 4])
-
-
-def a_norm(keras):
-    epsilon = tf.cast(1e-8, tf.float16)
-    norm = computing(keras, "norm", lambda x: x / tf.sqrt(tf.reduce_mean(x**2, axis=-1, keepdims=True) + epsilon))
-    return model_of(keras, dense(keras, "hidden"), norm, dense(keras, "head")), tf.zeros([2, 4])
-
-
 def a_loss(keras):
     return model_of(keras, dense(keras, "hidden", 100.0)), tf.ones([2, 4])
 
@@ -84,11 +64,6 @@ def an_operator(keras):
         return keras.Model(x, dense(keras, "head")(dense(keras, "hidden")(x) * 5e4), name="model"), tf.ones([2, 4])
     finally:
         keras.mixed_precision.set_global_policy("float32")
-
-
-def a_pooling(keras):
-    pooling = computing(keras, "pooling", lambda x: tf.reduce_sum(x, axis=1))
-    return model_of(keras, dense(keras, "hidden"), pooling, shape=(100, 4)), tf.fill([2, 100, 4], 500.0)
 
 
 def an_rnn_state(keras):
@@ -144,15 +119,11 @@ def nothing(keras):
 
 # Where an overflow is planted -> the advice.
 ADVICE = {
-    a_mask: "`mask` overflows: give it dtype float32.",
-    a_softmax: "`attention/softmax` overflows: give it dtype float32.",
-    a_norm: "`norm` overflows: give it dtype float32.",
     a_loss: "`loss_fn()` overflows: compute it in float32.",
     an_embedding: "`embedding` casts weights of 1e+05 to float16: give it dtype float32.",
     a_residual_sum: "`add` overflows: give it dtype float32.",
     a_residual_sum_in_call: "`block` overflows before `block/head`: compute that part in float32.",
     an_operator: "` overflows: compute it in float32.",
-    a_pooling: "`pooling` overflows: give it dtype float32.",
     an_rnn_state: "`rnn/simple_rnn_cell` overflows: give it and `rnn` dtype float32.",
     a_custom_layer: "`gated` overflows after its inner layers: compute that part in float32.",
     a_layer_of_keras: "`: give it dtype float32.",

@@ -1,9 +1,6 @@
 """Old programs in graph mode do with our wrappers what they do with the originals', number by number."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -12,6 +9,7 @@ import tf_lossscale
 from tests.cases import combinations
 from tests.families import FAMILIES
 from tests.graph_mode import one_device, programs
+from tests.processes import printed
 
 
 def wrong(found):
@@ -30,11 +28,7 @@ def wrong(found):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", programs.MODES)
 def test_programs_train_as_with_the_original_or_say_what_to_do(mode):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1"}
-    command = [sys.executable, "-m", "tests.graph_mode.programs", mode]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(printed("-m", "tests.graph_mode.programs", mode, TF_USE_LEGACY_KERAS="1").splitlines()[-1])
     assert wrong(found) == {}
     failed = {row.split()[0] for row, (original, _) in found.items() if isinstance(original, str)}
     assert failed == {"new"}
@@ -84,11 +78,7 @@ def test_a_function_in_a_graph_trains_with_each_optimizer(family):
 
 @pytest.fixture(scope="module")
 def with_one_device():
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "tests.graph_mode.one_device"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed("-m", "tests.graph_mode.one_device").splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -81,22 +81,6 @@ def test_what_was_taken_is_taken_and_what_was_refused_leaves_the_optimizer_free(
         make(inner, "dynamic")
 
 
-@families
-def test_every_generation_finds_the_attributes_it_knows(family):
-    inner = family.adam()
-    optimizer = experimental.LossScaleOptimizer(inner, "dynamic")
-    assert optimizer._optimizer is inner
-    assert optimizer.inner_optimizer is inner
-    assert float(optimizer.lr) == pytest.approx(0.1)
-    optimizer.learning_rate = 0.5
-    assert float(inner.learning_rate) == pytest.approx(0.5)
-    assert optimizer._loss_scale is optimizer.loss_scale
-    step(optimizer, tf.Variable(1.0), 1.0)
-    assert len(optimizer.variables()) == len(optimizer.variables) >= 3
-    assert type(optimizer).__name__ == "LossScaleOptimizer"
-    assert hasattr(optimizer, "get_scaled_loss")
-
-
 # The scale: an object, and a tensor. ----------------------------------------------------------------------------------
 
 
@@ -204,13 +188,6 @@ def test_replacing_the_state_object_is_honoured(family, kind, in_function):
     assert (float(variable), float(optimizer.loss_scale())) == (0.5, 16.0)
 
 
-def test_replacing_the_state_by_nonsense_is_an_error():
-    optimizer = experimental.LossScaleOptimizer(tf.keras.optimizers.SGD(), "dynamic")
-    with pytest.raises(TypeError, match="_loss_scale"):
-        optimizer._loss_scale = 1024
-    assert float(optimizer.loss_scale()) == 2**15
-
-
 # Subclasses, and classes made at run time. ----------------------------------------------------------------------------
 
 
@@ -265,25 +242,6 @@ def test_configs_of_newer_versions_are_read(family):
         assert isinstance(made.loss_scale, legacy.LossScale)
         assert (made.loss_scale() == 8, float(made.learning_rate)) == (True, 0.5)
         assert made.dynamic_growth_steps == arguments.get("dynamic_growth_steps")
-
-
-@families
-def test_checkpoints_hold_scale_and_counter_by_their_old_names(family, tmp_path):
-    optimizer = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
-    variable = tf.Variable(1.0)
-    for gradient in (1.0, float("nan"), 1.0):
-        step(optimizer, variable, gradient)
-    path = tf.train.Checkpoint(optimizer=optimizer, v=variable).write(str(tmp_path / "ckpt"))
-    names = [name for name, _ in tf.train.list_variables(path)]
-    assert any("loss_scale/current_loss_scale" in name for name in names)
-    assert any("loss_scale/good_steps" in name for name in names)
-    fresh = experimental.LossScaleOptimizer(family.adam(), legacy.DynamicLossScale(64, 100))
-    tf.train.Checkpoint(optimizer=fresh, v=variable).read(path)
-    step(fresh, variable, 1.0)
-    assert (float(fresh.loss_scale()), int(fresh.dynamic_counter)) == (32, 2)
-
-
-# TF1 graphs. -------------------------------------------------------------------------------------------------------
 
 
 # Policies. ------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import textwrap
 
@@ -16,6 +14,7 @@ import tensorflow.compat.v1 as tf1
 
 import tf_lossscale
 from tests.families import FAMILIES, families, tf_keras
+from tests.processes import printed
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
 from tf_lossscale.legacy.policy import policies_of
@@ -37,15 +36,7 @@ def keras(installed, request):
 
 def fresh(code, **environment):
     """Runs code in a process of its own; returns what it prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed("-c", textwrap.dedent(code), **environment).splitlines()[-1])
 
 
 def test_strategies_run_a_step_by_the_old_name_of_the_method(installed):
@@ -465,22 +456,6 @@ def compiled(keras, set_policy, policy, optimizer="sgd"):
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, dtype="float32")])
     model.compile(optimizer, "mse")
     return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("set_by", ["set_global_policy", "set_policy"])
-def test_what_compile_makes_is_ours(keras, set_by):
-    module = keras.mixed_precision.experimental if set_by == "set_policy" else keras.mixed_precision
-    inner = keras.optimizers.SGD(0.125)
-    model = compiled(keras, getattr(module, set_by), "mixed_float16", inner)
-    for name, LSO in every_name().items():
-        assert isinstance(model.optimizer, LSO), name
-    assert float(model.optimizer.loss_scale if set_by == "set_global_policy" else model.optimizer.loss_scale()) == 2**15
-    model.fit(np.ones((8, 1)), np.ones((8, 1)), verbose=0)
-    assert model.optimizer.dynamic_counter == 1
-    model.compile("sgd", "mse")
-    model.compile(inner, "mse")
-    assert isinstance(model.optimizer, tf_lossscale.LossScaleOptimizer)
 
 
 def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_scale_of_this_policy(keras):

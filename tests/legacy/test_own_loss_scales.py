@@ -190,9 +190,3 @@ def test_an_optimizer_of_tensorflow_1_may_be_wrapped_in_every_graph_that_is_buil
 def test_contribs_manager_raises_what_it_raised_and_names_the_argument(arguments, error):
     with pytest.raises(error, match=next(iter(arguments))):
         legacy.ExponentialUpdateLossScaleManager(**{"init_loss_scale": 8, "incr_every_n_steps": 2, **arguments})
-
-
-def test_what_is_no_loss_scale_is_said_to_be_none():
-    for value in (tf.constant(8.0), np.array([1, 2]), b"dynamic", object):
-        with pytest.raises(ValueError, match="Could not interpret"):
-            legacy.get(value)

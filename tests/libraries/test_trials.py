@@ -1,16 +1,14 @@
 """docs/libraries.md says of each library what its trial shows; see trials.py."""
 
 import importlib.util
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
 from tests.libraries.trials import TF_2_15, TODAY_KERAS_2, TRIALS
+from tests.processes import printed
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -24,10 +22,7 @@ def test_a_library_does_under_mixed_float16_what_the_page_says(library):
     if tf.__version__.startswith("2.15.") != (tried_with == TF_2_15):
         pytest.skip(f"{library} is tried with {tried_with}")
     legacy = str(int(tried_with == TODAY_KERAS_2))
-    settings = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.libraries.trials", library]
-    ran = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    printed("-m", "tests.libraries.trials", library, TF_USE_LEGACY_KERAS=legacy, PYTHONPATH=str(ROOT))
 
 
 def test_every_row_of_the_page_has_a_trial():

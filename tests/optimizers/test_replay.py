@@ -53,12 +53,7 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
         named(recorded.LIBRARIES),
         recorded.RECORDED["trajectories"],
         STACKING,
-        usual=[
-            "keras3-some_none-one_by_one",
-            "tf_keras-zero_params-foreach",
-            "tf_keras-huge_grads-one_by_one",
-            "keras3-zero_grads_eps0-one_by_one",
-        ],
+        usual=7,
     ),
 )
 def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):

@@ -1,7 +1,6 @@
 """Every command in a terminal of 80 columns, one after the other in one folder, with the defaults of its options."""
 
 import os
-import pathlib
 import re
 import sys
 
@@ -12,8 +11,6 @@ import tf_lossscale
 from tests.terminal.seen import process, seen
 from tests.test_cli import exit_code
 from tf_lossscale import cli
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 # Command -> lines to type, and what each prints. In this order: each uses what those before it left.
 LINES = {

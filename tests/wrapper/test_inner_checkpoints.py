@@ -124,13 +124,7 @@ def scales_in(inner, tmp_path):
     combinations(
         ALL_FAMILIES,
         [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}],
-        usual=[
-            "keras3-{'dynamic': False, 'initial_scale': 2.0}",
-            "tf1-{'initial_scale': 4.0}",
-            "sonnet-{'initial_scale': 4.0}",
-            "tf_keras_legacy-{'initial_scale': 4.0}",
-            "tf_keras-{'initial_scale': 4.0}",
-        ],
+        usual=7,
     ),
 )
 def test_of_two_wrappers_made_in_turn_the_second_is_saved(family, second, tmp_path):

@@ -22,7 +22,7 @@ class Loop:
         self.optimizer, self.other = (LossScaleOptimizer(family.sgd(), **settings) for _ in range(2))
         self.optimizer.build(self.weights)
         self.totals = [tf.Variable(0.0), tf.Variable(0.0)]
-        self.functions = {}
+        self.functions, self.taken = {}, 0
 
     def function(self, name, method):
         return self.functions.setdefault(name, self.run(method))
@@ -32,6 +32,7 @@ class Loop:
             self.function(name, lambda: ONE_FUNCTION[name](self))()
         else:
             getattr(self, name)()
+        self.taken += 1
 
     def loss(self, share=1.0):
         return share * (self.weights[0] + 2.0 * self.weights[1])
@@ -84,8 +85,23 @@ class Loop:
         self.function("update", lambda *given: self.update(given))(*found)
 
     def both_ways_in_turn(self):
-        name = "keras_3_apply" if len(self.functions) % 2 else "tensorflow_2"
+        name = "keras_3_apply" if self.taken % 2 else "tensorflow_2"
         self.function(name, lambda: ONE_FUNCTION[name](self))()
+
+    def a_function_that_unscales_and_a_keras_3_step_in_turn(self):
+        if self.taken % 2:
+            self.update(self.scaled_gradients("scale_loss"))
+        else:
+            update = self.function("update", lambda *scaled: self.update(self.optimizer.get_unscaled_gradients(scaled)))
+            update(*self.scaled_gradients("get_scaled_loss"))
+
+    def scale_inside_and_a_keras_3_step_in_turn(self):
+        inside(self) if self.taken % 2 else self.update(self.scaled_gradients("scale_loss"))
+
+    def a_function_that_unscales_in_a_new_function_of_each_step(self):
+        unscale = self.function("unscale", lambda *scaled: self.optimizer.get_unscaled_gradients(scaled))
+        unscaled = self.run(lambda: unscale(*self.scaled_gradients("get_scaled_loss")))()
+        self.function("update", lambda *given: self.update(given))(*unscaled)
 
 
 def look_at_the_norm(loop):
@@ -111,12 +127,26 @@ def one_loss_and_two_updates(loop):
         loop.optimizer.apply_gradients(zip(gradients, [weight]))
 
 
+def one_loss_and_two_updates_in_keras_3(loop):
+    with tf.GradientTape(persistent=True) as tape:
+        loss = loop.optimizer.scale_loss(loop.loss())
+    for weight in loop.weights:
+        loop.optimizer.apply(tape.gradient(loss, [weight]), [weight])
+
+
+def unscaled_gradients_in_two_updates(loop):
+    for gradient, weight in zip(loop.unscaled(), loop.weights):
+        loop.optimizer.apply_gradients([(1.0 * gradient, weight)])
+
+
 def inside(loop):
     with tf.GradientTape() as tape:
         loss = loop.optimizer.scale_inside(loop.loss)()
     loop.update(tape.gradient(loss, loop.weights))
 
 
+# The loops that take two updates in a step.
+TWO_UPDATES = (one_loss_and_two_updates, one_loss_and_two_updates_in_keras_3, unscaled_gradients_in_two_updates)
 # The loops whose step is one function.
 ONE_FUNCTION = {
     "tensorflow_2": lambda loop: loop.update(loop.unscaled()),
@@ -135,7 +165,7 @@ ONE_FUNCTION = {
     "accumulate_in_keras_3": lambda loop: loop.optimizer.apply(
         loop.accumulated(lambda: loop.scaled_gradients("scale_loss", 0.5)), loop.weights
     ),
-    **{each.__name__: each for each in (look_at_the_norm, two_optimizers, one_loss_and_two_updates, inside)},
+    **{each.__name__: each for each in (look_at_the_norm, two_optimizers, inside, *TWO_UPDATES)},
 }
 SEVERAL = [name for name, value in vars(Loop).items() if callable(value) and not name.startswith("_")]
 LOOPS = [*ONE_FUNCTION, *SEVERAL[SEVERAL.index("micro_step_and_update_in_two_functions") :]]
@@ -155,10 +185,12 @@ CELLS = [
 
 @pytest.mark.parametrize(("family", "way", "name"), CELLS)
 def test_a_loop_moves_the_weights_as_the_bare_optimizer_does_and_warns_of_nothing(family, way, name, caplog):
+    if (family.name, name) == ("sonnet", "one_loss_and_two_updates_in_keras_3"):
+        pytest.skip("Sonnet's apply takes gradients of both kinds, and those of the second update may be of either")
     loop = Loop(family, WAYS[way])
     for _ in range(STEPS):
         loop.take(name)
     assert [weight.numpy() for weight in loop.weights] == [4.0 - STEPS * RATE, 4.0 - 2 * STEPS * RATE]
-    updates = 2 * STEPS if name == "one_loss_and_two_updates" else STEPS
+    updates = 2 * STEPS if name in [each.__name__ for each in TWO_UPDATES] else STEPS
     assert float(loop.optimizer.loss_scale) == 64.0 * 2 ** (updates // 2)
     assert not [record for record in caplog.records if "LossScaleOptimizer" in record.getMessage()]

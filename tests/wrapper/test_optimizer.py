@@ -5,28 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, all_families, families, tf_keras
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, families, tf_keras
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-
-
-@all_families
-def test_the_scale_can_be_read_before_the_first_step(family):
-    optimizer = LossScaleOptimizer(family.adam())
-    assert isinstance(optimizer.loss_scale, tf.Tensor)
-    assert optimizer.loss_scale.dtype == tf.float32
-    assert float(optimizer.loss_scale) == 32768.0
-    assert f"{optimizer.loss_scale}" == "32768.0"
-    assert (optimizer.dynamic, optimizer.initial_scale, optimizer.dynamic_growth_steps) == (True, 32768.0, 2000)
-    assert int(optimizer.dynamic_counter) == 0
-    assert optimizer.dynamic_counter.dtype == tf.int64
-    inner = family.adam()
-    fixed = LossScaleOptimizer(inner, False, 8)
-    assert (fixed.dynamic, fixed.dynamic_counter, fixed.dynamic_growth_steps) == (False, None, None)
-    assert float(fixed.loss_scale) == fixed.initial_scale == 8.0
-    assert fixed.inner_optimizer is inner
-    assert fixed.last_step_skipped is False and fixed.skipped_steps == 0
 
 
 @families
@@ -53,21 +35,6 @@ def test_around_keras_3_every_entry_of_the_variables_is_a_keras_variable():
     assert (float(optimizer.loss_scale), scale.numpy(), scale.ndim, scale.regularizer) == (8.0, 8.0, 0, None)
     assert not scale.overwrite_with_gradient and scale.value is optimizer.scaler.current_loss_scale
     assert all(one is other for one, other in zip(optimizer.variables, optimizer.variables))
-
-
-@families
-def test_weights_go_round_and_training_continues_the_same(family):
-    first = LossScaleOptimizer(family.adam())
-    weight, twin = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
-    first.apply_gradients([(tf.constant([0.5, -1.0]), weight)])
-    second = LossScaleOptimizer(family.adam())
-    second.build([twin])
-    second.set_weights(first.get_weights())
-    assert int(second.iterations) == 1
-    twin.assign(weight)
-    for optimizer, variable in ((first, weight), (second, twin)):
-        optimizer.apply_gradients([(tf.constant([0.25, 1.0]), variable)])
-    np.testing.assert_array_equal(weight, twin)
 
 
 @compiled
@@ -211,23 +178,6 @@ def test_the_second_argument_of_minimize_around_tensorflow_1_may_be_the_variable
         loss = 1.0 * weight
     optimizer.minimize(loss, weight, tape=tape)
     assert (weight.numpy(), counter.numpy()) == (1.0, 1)
-
-
-def test_legacy_graphs_with_tf_keras_legacy_optimizers():
-    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
-        weight, factor = tf.Variable(2.0), tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5), initial_scale=8.0)
-        loss = factor * weight
-        (gradient,) = optimizer.get_gradients(loss, [weight])
-        (update,) = optimizer.get_updates(loss, [weight])
-        global_variables = {v.name for v in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
-        assert {v.name for v in optimizer._loss_scale.variables} <= global_variables
-        session.run(tf.compat.v1.global_variables_initializer())
-        assert session.run(gradient, {factor: 3.0}) == 3.0
-        session.run(update, {factor: 1.0})
-        assert session.run(weight) == 1.5
-        session.run(update, {factor: np.nan})
-        assert session.run([weight, optimizer.loss_scale]) == [1.5, 4.0]
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES[2:4], ids=ALL_IDS[2:4])

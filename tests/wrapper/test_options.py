@@ -360,18 +360,3 @@ def test_a_keyword_of_another_loss_scaler_is_refused_with_the_name_of_ours_if_th
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{instead}"):
         LossScaleOptimizer(inner, **{name: 8})
     LossScaleOptimizer(inner)
-
-
-def test_keras_3s_fit_calls_the_apply_gradients_of_a_subclass():
-    class Halves(keras.optimizers.SGD):
-        def apply_gradients(self, grads_and_vars):
-            return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
-
-    def trained(wrap):
-        layer = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
-        model = keras.Sequential([keras.Input((1,)), layer])
-        model.compile(wrap(Halves(0.125)), "mse")
-        model.fit(np.ones([4, 1]), np.zeros([4, 1]), batch_size=1, verbose=0)
-        return layer.kernel.numpy().item()
-
-    assert trained(LossScaleOptimizer) == trained(lambda inner: inner) == 0.875**4

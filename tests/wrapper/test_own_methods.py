@@ -21,7 +21,8 @@ LIBRARIES = {
     ),
     "tf1": (None, tf.compat.v1.train.GradientDescentOptimizer, ("apply_gradients",)),
 }
-METHODS = [(library, method) for library, (*_, methods) in LIBRARIES.items() for method in methods]
+
+
 PLACES = ("subclass", "mixin before", "mixin after", "instance")
 
 

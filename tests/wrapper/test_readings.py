@@ -27,6 +27,9 @@ def stepper(optimizer, variables, call="eager"):
 
 CALLS = [*((family, call) for family in ALL_FAMILIES for call in ("eager", "function")), (FAMILIES[0], "compiled")]
 calls = pytest.mark.parametrize(("family", "call"), CALLS, ids=[f"{family.name}-{call}" for family, call in CALLS])
+some_calls = pytest.mark.parametrize(
+    ("family", "call"), combinations(CALLS, usual=["keras3-function", "tf_keras-eager", "tf1-eager"])
+)
 
 
 @calls
@@ -53,6 +56,7 @@ def test_the_state_is_plain_numbers_that_follow_each_step(family, call):
 def test_a_state_of_a_fixed_scale_is_the_scale_and_fits_only_the_same():
     fixed = LossScaleOptimizer(tf.keras.optimizers.SGD(), dynamic=False, initial_scale=8)
     assert fixed.state() == {"loss_scale": 8.0}
+    assert (fixed.last_step_skipped, fixed.skipped_steps, fixed.dynamic_counter) == (False, 0, None)
     fixed.set_state({"loss_scale": 8.0})
     with pytest.raises(ValueError, match=r"fixed at 8, but `state` has the loss scale 16\.0"):
         fixed.set_state({"loss_scale": 16.0})
@@ -124,13 +128,7 @@ def test_the_state_is_not_read_while_a_graph_is_built():
             tf.function(read)()
 
 
-@pytest.mark.parametrize(
-    ("family", "call"),
-    combinations(
-        CALLS,
-        usual=["keras3-function", "tf1-eager", "tf_keras-eager"],
-    ),
-)
+@some_calls
 def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(family, call):
     variables = [tf.Variable([1.0, 1.0], name="kernel"), tf.Variable(1.0, name="bias"), tf.Variable(1.0, name="gamma")]
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=8, diagnose=True)
@@ -145,13 +143,7 @@ def test_the_report_names_the_variables_that_overflowed_how_often_when_and_how(f
     assert repr(report).splitlines()[1] == "kernel        3          5  inf, NaN"
 
 
-@pytest.mark.parametrize(
-    ("family", "call"),
-    combinations(
-        CALLS,
-        usual=["keras3-function", "tf_keras-eager", "tf1-eager"],
-    ),
-)
+@some_calls
 def test_a_variable_that_two_steps_train_with_other_variables_is_reported_with_the_overflows_of_both(family, call):
     shared, generator, critic = (tf.Variable(1.0, name=name) for name in ("shared", "head", "head"))
     optimizer = LossScaleOptimizer(family.sgd(), initial_scale=64, diagnose=True)
