@@ -483,8 +483,11 @@ class LossScaleOptimizer(Saving):
             The result of `apply_gradients`.
 
         Raises:
-            ValueError: `loss` is a tensor and `tape` is missing, or all gradients are None.
+            ValueError: `loss` is a tensor and `tape` is missing, all gradients are None, or the call is in a
+                cross-replica context.
         """
+        if tf.distribute.in_cross_replica_context():
+            raise replicas.not_in_replica_context("minimize")
         return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
 
     def _compute_gradients(

@@ -42,7 +42,7 @@ def cells() -> Iterator[dict[str, str]]:
                 yield {"what": "step", "mode": mode, "family": family, "workload": workload}
 
 
-def measure(cell: dict[str, str], seconds: float, least: int = 7) -> dict[str, Any]:
+def measure(cell: dict[str, str], seconds: float, least: int = 15) -> dict[str, Any]:
     """Time a step with each wrapper in turn. Return the cell, with each one's time divided by the bare optimizer's."""
     ready = {}
     for name in (BARE, OURS, THEIRS):
