@@ -227,13 +227,7 @@ def test_a_variable_of_a_layer_is_restored_wherever_it_is(where, way):
 
 @pytest.mark.parametrize(
     ("keras", "way", "passes", "bad"),
-    combinations(
-        named(LIBRARIES),
-        WAYS,
-        ["one", "two", "two functions"],
-        ["generator", "critic"],
-        usual=7,
-    ),
+    combinations(named(LIBRARIES), WAYS, ["one", "two", "two functions"], ["generator", "critic"], usual=7),
 )
 def test_the_step_of_a_gan_restores_both_networks(keras, way, passes, bad):
     if passes == "two functions" and way == "XLA":

@@ -107,13 +107,7 @@ def with_skipped_steps(optimizer, variables, skipped, contract):
 
 
 @pytest.mark.parametrize(
-    ("contract", "skipped", "family", "name", "feature"),
-    combinations(
-        CONTRACTS,
-        SKIPPED,
-        ROWS,
-        usual=17,
-    ),
+    ("contract", "skipped", "family", "name", "feature"), combinations(CONTRACTS, SKIPPED, ROWS, usual=17)
 )
 def test_every_optimizer_does_the_same_as_one_that_never_saw_the_skipped_steps(
     family, name, feature, skipped, contract
@@ -151,11 +145,7 @@ def test_optimizers_that_count_their_own_steps_do_not_count_skipped_ones(family,
 
 @pytest.mark.parametrize(
     ("skipped", "family", "name", "feature"),
-    combinations(
-        SKIPPED,
-        [row for row in ROWS if row.values[0] is not KERAS3],
-        usual=13,
-    ),
+    combinations(SKIPPED, [row for row in ROWS if row.values[0] is not KERAS3], usual=13),
 )
 def test_skipped_steps_do_what_they_did_in_the_original(family, name, feature, skipped):
     if (family, name) == (TF_KERAS, "Nadam") and set(skipped) & {0, 2, 3}:
@@ -217,14 +207,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    ("skipped", "contract", "way", "family"),
-    combinations(
-        SKIPPED,
-        CONTRACTS,
-        WAYS,
-        FAMILIES[:2],
-        usual=11,
-    ),
+    ("skipped", "contract", "way", "family"), combinations(SKIPPED, CONTRACTS, WAYS, FAMILIES[:2], usual=11)
 )
 def test_the_average_of_weights_that_never_change_is_these_weights(family, way, contract, skipped):
     name, call, options = WAYS[way]

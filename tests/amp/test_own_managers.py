@@ -79,10 +79,7 @@ MANAGERS = {
 @pytest.mark.parametrize(
     ("make", "compiled", "name"),
     combinations(
-        named({"keras3": tf.keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}),
-        MODES,
-        MANAGERS,
-        usual=7,
+        named({"keras3": tf.keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}), MODES, MANAGERS, usual=7
     ),
 )
 def test_a_manager_of_ones_own_moves_the_scale_and_has_it(make, compiled, name):

@@ -56,14 +56,7 @@ def test_dynamic_manager_moves_as_recorded(case):
             assert getattr(manager, name) == expected[name][step], (name, step)
 
 
-@pytest.mark.parametrize(
-    ("mode", "case"),
-    combinations(
-        ["eager", "function"],
-        cases("dynamic_update_cell"),
-        usual=11,
-    ),
-)
+@pytest.mark.parametrize(("mode", "case"), combinations(["eager", "function"], cases("dynamic_update_cell"), usual=11))
 def test_dynamic_update_cell_moves_as_recorded(case, mode):
     recorded = RECORDED["dynamic_update_cell"][case]
     cell = amp.DynamicLossScaleManager(**recorded["kwargs"]).get_update_cell()

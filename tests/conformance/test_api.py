@@ -132,14 +132,7 @@ def test_hyperparameters_are_read_and_listed_as_in_the_original(recording, optim
     assert listed <= set(dir(wrapper))
 
 
-@pytest.mark.parametrize(
-    ("recording", "optimizer"),
-    combinations(
-        HYPERS,
-        usual=11,
-        others=pytest.mark.slow,
-    ),
-)
+@pytest.mark.parametrize(("recording", "optimizer"), combinations(HYPERS, usual=11, others=pytest.mark.slow))
 def test_setting_a_hyperparameter_reaches_the_inner_optimizer_where_the_original_did(recording, optimizer):
     recorded = recordings.load(recording)["hyperparameters"][optimizer]
     name, kwargs = recorded["optimizer"]
@@ -208,14 +201,7 @@ def extremes():
 EXTREMES = list(replay.once(extremes()))
 
 
-@pytest.mark.parametrize(
-    ("recording", "case"),
-    combinations(
-        EXTREMES,
-        usual=11,
-        others=pytest.mark.slow,
-    ),
-)
+@pytest.mark.parametrize(("recording", "case"), combinations(EXTREMES, usual=11, others=pytest.mark.slow))
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     recorded = recorded_for(recording)["extremes"][case]
     name, kwargs = recorded["optimizer"]

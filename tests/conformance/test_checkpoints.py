@@ -42,10 +42,7 @@ def require_that_tensorflow_says_who_wrote(name):
 @pytest.mark.parametrize(
     ("name", "when"),
     combinations(
-        checkpoints.OF_OPTIMIZERS,
-        ["before the first step", "into a built optimizer"],
-        usual=6,
-        others=pytest.mark.slow,
+        checkpoints.OF_OPTIMIZERS, ["before the first step", "into a built optimizer"], usual=6, others=pytest.mark.slow
     ),
 )
 def test_a_checkpoint_of_the_original_restores_and_training_goes_on(name, when):

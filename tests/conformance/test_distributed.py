@@ -27,12 +27,7 @@ def cases():
 
 
 @pytest.mark.parametrize(
-    ("recording", "source", "name"),
-    combinations(
-        replay.once(cases()),
-        usual=7,
-        others=pytest.mark.slow,
-    ),
+    ("recording", "source", "name"), combinations(replay.once(cases()), usual=7, others=pytest.mark.slow)
 )
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
     recorded = recordings.load(source)["distributed"][name]

@@ -32,12 +32,7 @@ def make(target, meta):
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    combinations(
-        [*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1],
-        TARGETS,
-        usual=8,
-        others=pytest.mark.slow,
-    ),
+    combinations([*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1], TARGETS, usual=8, others=pytest.mark.slow),
 )
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(name, target):
     folder, meta = recordings.checkpoint(name)
@@ -76,9 +71,7 @@ def targets(name):
 @pytest.mark.parametrize(
     ("name", "target"),
     combinations(
-        [(name, target) for name in checkpoints.OF_MODELS for target in targets(name)],
-        usual=8,
-        others=pytest.mark.slow,
+        [(name, target) for name in checkpoints.OF_MODELS for target in targets(name)], usual=8, others=pytest.mark.slow
     ),
 )
 def test_a_model_file_of_any_format_goes_on_in_its_own_library_and_in_keras_3(name, target):

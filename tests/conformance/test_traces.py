@@ -104,14 +104,7 @@ TAKEN_BY_KERAS_3 = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("recording", "name"),
-    combinations(
-        TAKEN_BY_KERAS_3,
-        usual=11,
-        others=pytest.mark.slow,
-    ),
-)
+@pytest.mark.parametrize(("recording", "name"), combinations(TAKEN_BY_KERAS_3, usual=11, others=pytest.mark.slow))
 def test_keras_3_optimizers_take_tensorflow_2s_recorded_steps(recording, name, monkeypatch):
     monkeypatch.setitem(replay.OPTIMIZERS, recording, tf.keras.optimizers)
     check(recording, name)

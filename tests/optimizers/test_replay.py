@@ -49,12 +49,7 @@ def assert_follows(run, initial, expected_values, expected_states, tolerance, st
 
 @pytest.mark.parametrize(
     ("make", "name", "foreach"),
-    combinations(
-        named(recorded.LIBRARIES),
-        recorded.RECORDED["trajectories"],
-        STACKING,
-        usual=7,
-    ),
+    combinations(named(recorded.LIBRARIES), recorded.RECORDED["trajectories"], STACKING, usual=7),
 )
 def test_every_recorded_trajectory_is_followed_in_float32(make, foreach, name):
     trajectory = recorded.RECORDED["trajectories"][name]

@@ -133,12 +133,7 @@ def unscaled_in(place, optimizer, weight):
 
 @pytest.mark.parametrize(
     ("place", "compiled", "family"),
-    combinations(
-        ["as it is", "eager", "function", "inside"],
-        MODES,
-        ALL_FAMILIES,
-        usual=11,
-    ),
+    combinations(["as it is", "eager", "function", "inside"], MODES, ALL_FAMILIES, usual=11),
 )
 def test_apply_refuses_unscaled_gradients_and_what_was_made_of_them(family, compiled, place):
     if family.name == "sonnet":
@@ -192,12 +187,7 @@ def test_gradients_are_unscaled_once(family, compiled, kind):
 
 @pytest.mark.parametrize(
     ("second", "compiled", "family"),
-    combinations(
-        ["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"],
-        MODES,
-        ALL_FAMILIES,
-        usual=11,
-    ),
+    combinations(["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"], MODES, ALL_FAMILIES, usual=11),
 )
 def test_a_loss_is_scaled_once(family, compiled, second):
     weight, optimizer = setup(family)

@@ -121,11 +121,7 @@ def scales_in(inner, tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "second"),
-    combinations(
-        ALL_FAMILIES,
-        [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}],
-        usual=7,
-    ),
+    combinations(ALL_FAMILIES, [{"initial_scale": 4.0}, {"dynamic": False, "initial_scale": 2.0}], usual=7),
 )
 def test_of_two_wrappers_made_in_turn_the_second_is_saved(family, second, tmp_path):
     inner = family.sgd()

@@ -178,8 +178,7 @@ class TrainOneStepCell:
                 `strategy.run`; or `strategy.run` calls it in a TF1 graph, outside a tf.function.
         """
         if tf.distribute.has_strategy():
-            if tf.distribute.in_cross_replica_context():
-                raise replicas.not_in_replica_context(type(self).__name__)
+            replicas.require_replica_context(type(self).__name__)
             if not graphs.runs_in_order():
                 # A session would run only the operations that the returned loss depends on, and never the update.
                 raise ValueError("In a TF1 graph, a training cell needs strategy.run() to be inside a tf.function.")

@@ -22,11 +22,12 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap, and in a graph
     # the check of few values is as cheap.
+    few = 0 if tf.executing_eagerly() else SMALL
     summed: list[tf.Tensor] = []
     others: list[tf.Tensor] = []
     for values in to_check:
-        is_slow = tf.executing_eagerly() or (values.shape.num_elements() or SMALL + 1) > SMALL
-        (summed if is_slow and values.dtype in (tf.float32, tf.float64) else others).append(values)
+        is_large = (values.shape.num_elements() or SMALL + 1) > few
+        (summed if is_large and values.dtype in (tf.float32, tf.float64) else others).append(values)
     if not summed or in_xla_context():
         return _every_value_is_finite(to_check)
     sums = tf.add_n([tf.cast(tf.nn.l2_loss(values), tf.float32) for values in summed])

@@ -223,12 +223,13 @@ def overriding(holder: Any, **attributes: Any) -> Iterator[None]:
 _OVERRIDDEN = "_overridden_by_tf_lossscale"
 
 
-def not_in_replica_context(method: str) -> ValueError:
-    """Return the error to raise if a method that takes a step is called in a cross-replica context."""
-    return ValueError(
-        f"{method}() must be called in a replica context. Call it inside the function that you give to strategy.run(), "
-        "not directly under strategy.scope()."
-    )
+def require_replica_context(method: str) -> None:
+    """Raise an error if a method that takes a step is called in a cross-replica context."""
+    if tf.distribute.in_cross_replica_context():
+        raise ValueError(
+            f"{method}() must be called in a replica context. Call it inside the function that you give to "
+            "strategy.run(), not directly under strategy.scope()."
+        )
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:

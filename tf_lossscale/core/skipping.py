@@ -58,8 +58,7 @@ def step(
     aggregate: bool = True,
 ) -> Any:
     """Take a step with a loss scale; see `LossScale.step`."""
-    if tf.distribute.in_cross_replica_context():
-        raise replicas.not_in_replica_context("step")
+    replicas.require_replica_context("step")
     if not tf.executing_eagerly():
         vars(loss_scale)["_traced"] = True  # `change_rules` warns.
     for watcher in watchers:

@@ -94,7 +94,7 @@ class Contract:
         self._last: dict[str, _Place] = {}
         # What was decided in the functions whose updates depend on calls elsewhere.
         self._decided: weakref.WeakKeyDictionary[_Place, bool] = weakref.WeakKeyDictionary()
-        # The messages that were logged, each of which is logged only once.
+        # The messages that were logged. None of them is logged again.
         self._said: set[str] = set()
 
     # The calls. -------------------------------------------------------------------------------------------------

@@ -486,8 +486,7 @@ class LossScaleOptimizer(Saving):
             ValueError: `loss` is a tensor and `tape` is missing, all gradients are None, or the call is in a
                 cross-replica context.
         """
-        if tf.distribute.in_cross_replica_context():
-            raise replicas.not_in_replica_context("minimize")
+        replicas.require_replica_context("minimize")
         return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
 
     def _compute_gradients(
@@ -596,8 +595,7 @@ class LossScaleOptimizer(Saving):
                 cross-replica context.
             RuntimeError: the gradients were already unscaled by `get_unscaled_gradients` or `scale_inside`.
         """
-        if tf.distribute.in_cross_replica_context():
-            raise replicas.not_in_replica_context("apply")
+        replicas.require_replica_context("apply")
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
@@ -607,8 +605,7 @@ class LossScaleOptimizer(Saving):
 
     def _checked_update(self, grads_and_vars: Any, aggregate: bool, keywords: dict[str, Any]) -> Update:
         """Check (gradient, variable) pairs, and prepare the update that `apply_gradients` takes with them."""
-        if tf.distribute.in_cross_replica_context():
-            raise replicas.not_in_replica_context("apply_gradients")
+        replicas.require_replica_context("apply_gradients")
         gradients, variables = unzip(grads_and_vars)
         if gradients or not self._family._takes_empty_steps:
             require_fitting(gradients, variables)

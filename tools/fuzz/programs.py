@@ -20,8 +20,6 @@ from tools.fuzz.program import (
     Step,
 )
 
-_ONE_IN_FOUR = st.sampled_from([False, False, False, True])
-
 
 def _some(elements, most):
     return st.lists(st.sampled_from(elements), max_size=most).map(tuple)
