@@ -122,6 +122,14 @@ def test_the_last_line_says_what_to_do():
         assert len(report.rows) == len(counts.names)
 
 
+@pytest.mark.parametrize(
+    ("values", "stars"), [([0.0, 1.0], True), ([1.0, 2.0], False), ([0.0, 1e-10], False)], ids=str
+)
+def test_zeros_have_a_footnote_only_if_float16_may_have_made_them(values, stars):
+    printed = repr(PrecisionReport(counted({"kernel": values})))
+    assert ("%*" in printed, "\n*: if float16" in printed) == (stars, stars)
+
+
 def test_shares_of_values_that_are_not_zero_are_left_open_where_there_are_none():
     printed = repr(PrecisionReport(counted({"zeros": [0.0, 0.0], "none": [], "some": [1.0]}))).splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in printed[2:5]}

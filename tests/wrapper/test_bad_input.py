@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.cases import MODES, combinations
-from tests.families import ALL_FAMILIES, all_families, families
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
 from tf_lossscale.legacy import stable
@@ -275,6 +275,18 @@ def test_a_bad_call_after_scale_loss_leaves_the_gradients_scaled_ones(family):
         optimizer.apply_gradients([(None, weight)])
     optimizer.apply_gradients([(tf.constant([8.0]), weight)])
     np.testing.assert_array_equal(weight, [0.5])
+
+
+@pytest.mark.skipif(not hasattr(keras, "Variable"), reason="TensorFlow 2.15: Keras 2 alone")
+@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+def test_variables_of_keras_3_are_refused_and_train_nothing(family):
+    variable, optimizer = keras.Variable([1.0, 2.0], name="kernel"), LossScaleOptimizer(family.adam())
+    optimizer.scale_loss(1.0)
+    for step in (optimizer.apply, lambda *lists: optimizer.apply_gradients(zip(*lists))):
+        with pytest.raises(TypeError, match="kernel is a variable of Keras 3, but Adam is an optimizer of tf_keras"):
+            step([tf.constant([8.0, 8.0])], [variable])
+    np.testing.assert_array_equal(variable, [1.0, 2.0])
+    assert optimizer.iterations.numpy() == 0
 
 
 @families

@@ -12,7 +12,7 @@ from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, forwarding, optimizer, registry, saving
-from tf_lossscale.wrapper.checks import CLIPS
+from tf_lossscale.wrapper.checks import CLIPS, require_tensorflow_variables
 from tf_lossscale.wrapper.forwarding import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
@@ -60,6 +60,7 @@ class TFKerasFamily(family.Family):
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
+        require_tensorflow_variables(variables, inner)
         if tf.distribute.has_strategy():
             # tf_keras records the strategy in the optimizer's constructor, which may run outside of the strategy's
             # scope.

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_lossscale.core import replicas, variables
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import family, optimizer, registry, saving
-from tf_lossscale.wrapper.checks import CLIPS, without_none
+from tf_lossscale.wrapper.checks import CLIPS, require_tensorflow_variables, without_none
 from tf_lossscale.wrapper.forwarding import of_inner
 
 tf_keras: Any = keras_versions.keras_2()
@@ -49,6 +49,7 @@ class LegacyFamily(family.Family):
 
     def build(self, variables: list[Any]) -> None:
         inner = self.inner
+        require_tensorflow_variables(variables, inner)
         _require_no_clipping_in_central_storage(inner)
         replicas.give_copies(inner, ("_iterations",), inner._weights)
         # As in tf_keras, the variables are created in a name scope, so their names begin with the optimizer's name. In

@@ -316,6 +316,17 @@ def tensors_of(variables: list[Any]) -> list[Any]:
     return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
 
 
+def require_tensorflow_variables(variables: list[Any], optimizer: Any) -> None:
+    """Raise an error if a variable is a `keras.Variable`, which optimizers of tf_keras cannot train."""
+    for variable, tensor in zip(variables, tensors_of(variables)):
+        if variable is not tensor:
+            raise TypeError(
+                f"{name_of(variable)} is a variable of Keras 3, but {type(optimizer).__name__} is an optimizer of "
+                "tf_keras, which does not train such variables. Take the model and the optimizer from the same "
+                "library: both from tf.keras, or both from tf_keras."
+            )
+
+
 def assign_all(variables: list[Any], values: list[Any]) -> None:
     """Assign a value to each variable. If any shape is wrong, raise an error and assign nothing."""
     for variable, value in zip(variables, values):
