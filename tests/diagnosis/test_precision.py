@@ -122,9 +122,7 @@ def test_the_last_line_says_what_to_do():
         assert len(report.rows) == len(counts.names)
 
 
-@pytest.mark.parametrize(
-    ("values", "stars"), [([0.0, 1.0], True), ([1.0, 2.0], False), ([0.0, 1e-10], False)], ids=str
-)
+@pytest.mark.parametrize(("values", "stars"), [([0.0, 1.0], True), ([1.0, 2.0], False), ([0.0, 1e-10], False)], ids=str)
 def test_zeros_have_a_footnote_only_if_float16_may_have_made_them(values, stars):
     printed = repr(PrecisionReport(counted({"kernel": values})))
     assert ("%*" in printed, "\n*: if float16" in printed) == (stars, stars)

@@ -1,5 +1,4 @@
-"""Helpers for the replicas of the strategy in use. They sum values over the replicas, and determine how a step writes
-variables."""
+"""The replicas of the strategy in use: sums over them, and how a step writes their variables."""
 
 from __future__ import annotations
 

@@ -621,17 +621,37 @@ class LossScaleOptimizer(Saving):
         aggregate: bool = True,
         keywords: dict[str, Any] | None = None,
     ) -> Update:
-        """Unscale the gradients if they are scaled, and return the update that `_take` passes to the loss scale.
-
-        Create the optimizer's variables first. Sum the gradients over the replicas if the user or the family does that
-        in its own way; otherwise the loss scale's step sums them.
-        """
-        family, scaled = self._family, decision.scaled
+        """Create the optimizer's variables, unscale the gradients if they are scaled, and return the update to take."""
         self._prepare_to_train(gradients, variables)
+        if decision.scaled:
+            gradients = self._family._unscale(gradients, self._factor_of_gradients(gradients), variables)
+        aggregate = aggregate and self._family.sums_over_replicas
+        if aggregate:
+            gradients, aggregate = self._reduced(gradients, variables)
+        apply, skip = self._apply_and_skip(variables, decision.scaled, keywords or {})
+        update = Update(gradients, apply, skip, aggregate, decision)
+        return update if self._diagnosis is None or not variables else self._recording(update, variables)
+
+    def _reduced(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], bool]:
+        """Sum the gradients over the replicas if the user or the family does that in its own way.
+
+        Return them, and whether the loss scale's step still has to sum them.
+        """
+        family, custom_sum = self._family, self._custom_sum() or self._family._custom_sum()
+        if custom_sum is None and not family._reduces_itself(variables):
+            return gradients, True
+        with replicas.explaining_refused_merge_calls():
+            return family._reduce(gradients, variables, custom_sum), False
+
+    def _apply_and_skip(
+        self, variables: list[Any], scaled: bool, keywords: dict[str, Any]
+    ) -> tuple[Callable[[list[Any]], Any], Callable[[], Any]]:
+        """Return the functions of an update: one applies gradients, the other does what a skipped step does."""
+        family = self._family
 
         def apply(gradients: list[Any]) -> Any:
             with replicas.local_copies(family._replica_variables):
-                return family.apply(gradients, variables, **(keywords or {}))
+                return family.apply(gradients, variables, **keywords)
 
         def skip() -> list[Any]:
             with replicas.local_copies(family._replica_variables):
@@ -641,16 +661,7 @@ class LossScaleOptimizer(Saving):
                     # If the caller passed scaled gradients, a skipped step is not counted, as in Keras 3.
                     return [started, None if scaled else family.count_skipped_step()]
 
-        if scaled:
-            gradients = family._unscale(gradients, self._factor_of_gradients(gradients), variables)
-        aggregate = aggregate and family.sums_over_replicas
-        if aggregate:
-            custom_sum = self._custom_sum() or family._custom_sum()
-            if custom_sum is not None or family._reduces_itself(variables):
-                with replicas.explaining_refused_merge_calls():
-                    gradients, aggregate = family._reduce(gradients, variables, custom_sum), False
-        update = Update(gradients, apply, skip, aggregate, decision)
-        return update if self._diagnosis is None or not variables else self._recording(update, variables)
+        return apply, skip
 
     def _prepare_to_train(self, gradients: list[Any], variables: list[Any]) -> None:
         """Create the optimizer's variables that do not exist yet."""
