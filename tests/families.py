@@ -115,6 +115,8 @@ ALL_FAMILIES = (
 )
 ALL_IDS = [family.name for family in ALL_FAMILIES]
 
+#: A decorator for a test that needs Keras 3, or Keras 3 and tf_keras.
+with_keras_3 = pytest.mark.skipif(tf_keras.__name__ == "keras", reason="TensorFlow 2.15: Keras 2 alone")
 # Decorators: a test that runs for each family.
 families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
 all_families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)

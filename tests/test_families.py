@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import loops
-from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, tf_keras
+from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, tf_keras, with_keras_3
 from tests.processes import printed
 from tf_lossscale import LossScaleOptimizer
 
@@ -249,6 +249,7 @@ print(tf.keras.mixed_precision.LossScaleOptimizer.__module__.split(".")[0])
     assert printed("-c", code).split() == ["0.5", "tf_lossscale"]
 
 
+@with_keras_3
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tf.keras.optimizers", "tf_keras.mixed_precision"])
 def test_our_class_may_take_the_place_of_a_librarys_own_before_the_first_wrapper_is_made(name):

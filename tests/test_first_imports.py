@@ -10,12 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests.families import FAMILIES, NoKeras3, tf_keras
+from tests.families import tf_keras, with_keras_3
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone"),
-]
+pytestmark = [pytest.mark.slow, with_keras_3]
 
 # One public name for each module that one comes from: what is imported with it is the same for the others.
 MODULES = (

@@ -78,6 +78,12 @@ def test_no_modules_import_each_other_in_a_circle():
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
+def test_a_step_has_no_assignment_expressions_which_autograph_of_tensorflow_2_15_does_not_convert():
+    for room in ("core", "wrapper", "families", "training"):
+        for path in (PACKAGE / room).glob("*.py"):
+            assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.NamedExpr)], path
+
+
 @pytest.mark.parametrize("module", ["precision", "plotting"])
 def test_reports_on_precision_and_plots_do_without_tensorflow(module):
     assert "tensorflow" not in imported(PACKAGE / "diagnosis" / f"{module}.py")

@@ -12,9 +12,9 @@ import sonnet
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import FAMILIES, NoKeras3, tf_keras
+from tests.families import tf_keras, with_keras_3
 
-pytestmark = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
+pytestmark = with_keras_3
 ROOT = pathlib.Path(__file__).parents[1]
 # Private names that the package itself sets, in a way that `names_in_code` does not recognize.
 OURS = {"_gets_unscaled_gradients", "_infer", "_loss_scale_manager", "_meaningless", "_tables"}

@@ -7,7 +7,7 @@ import pytest
 import sonnet
 import tensorflow as tf
 
-from tests.families import FAMILIES, NoKeras3
+from tests.families import FAMILIES, with_keras_3
 from tf_lossscale.diagnosis import activation_report
 
 kerases = pytest.mark.parametrize("keras", [each.keras for each in FAMILIES[:2]], ids=["keras3", "tf_keras"])
@@ -136,7 +136,7 @@ ADVICE = {
 }
 
 
-@pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="Keras 2 casts the inputs of these layers")
+@with_keras_3  # Keras 2 casts the inputs of these layers.
 @pytest.mark.parametrize("dtype", ["mixed_float16", "float32"])
 @pytest.mark.parametrize("before", ["mixed_float16", "float32"])
 def test_a_layer_of_keras_3_that_does_not_cast_its_inputs_needs_float32_before_it(before, dtype):

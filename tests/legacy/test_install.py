@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 import tf_lossscale
-from tests.families import FAMILIES, families, tf_keras
+from tests.families import FAMILIES, families, tf_keras, with_keras_3
 from tests.processes import printed
 from tf_lossscale import legacy
 from tf_lossscale.legacy import experimental, old_names, table, wrap_in_compile
@@ -151,9 +151,8 @@ def test_a_module_that_is_in_no_file_says_its_name_and_can_be_looked_for(install
         importlib.import_module("tensorflow.contrib.layers")
 
 
+@with_keras_3
 def test_each_library_has_its_own_policies(installed):
-    if keras_versions.keras_of_tensorflow() == "tf_keras":
-        pytest.skip("TensorFlow 2.15: there is one Keras")
     tf_keras.mixed_precision.experimental.set_policy("mixed_float16")
     assert tf.keras.layers.Dense(1).compute_dtype == "float32"
     assert tf_keras.layers.Dense(1).compute_dtype == "float16"
@@ -290,7 +289,10 @@ def test_what_runs_before_tensorflow_imports_no_other_library():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "legacy_keras"),
-    [("", ""), ("", "1"), ("import tensorflow", ""), ("import keras", ""), ("import keras", "1")],
+    [
+        *[("", ""), ("import tensorflow", ""), ("import keras", "")],
+        *[pytest.param(first, "1", marks=with_keras_3) for first in ("", "import keras")],
+    ],
 )
 def test_installing_before_tensorflow_is_the_same_as_after_it(first, legacy_keras):
     facts = fresh(f"    {first}\n{BEFORE}", TF_USE_LEGACY_KERAS=legacy_keras)

@@ -8,14 +8,12 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import loops, strategies
-from tests.families import FAMILIES, NoKeras3
+from tests.families import FAMILIES, NoKeras3, with_keras_3
 from tf_lossscale import serialization
 from tf_lossscale.legacy import old_names, wrap_in_compile
 from tf_lossscale.legacy.changes import Changes
 from tf_lossscale.libraries import keras_versions
 from tf_lossscale.wrapper import registry as families
-
-with_a_keras_3 = pytest.mark.skipif(isinstance(FAMILIES[0].keras, NoKeras3), reason="TensorFlow 2.15: Keras 2 alone")
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def test_a_second_keras_2_is_left_as_it_is(only_keras_2):
     serialization._register(types.ModuleType("tf_keras"))  # an error would come out of the user's import statement
 
 
-@with_a_keras_3
+@with_keras_3
 def test_with_tf_keras_in_the_place_of_keras_every_family_can_be_wrapped(monkeypatch):
     tf_keras = keras_versions.keras_2()
     monkeypatch.setitem(sys.modules, "keras", tf_keras)
@@ -73,7 +71,7 @@ def test_with_tf_keras_in_the_place_of_keras_every_family_can_be_wrapped(monkeyp
         assert keras_versions.library_in(type(family.sgd()).__module__) == family.keras.__name__.partition(".")[0]
 
 
-@with_a_keras_3
+@with_keras_3
 def test_a_keras_3_that_cannot_be_imported_beside_its_replacement_is_missed_by_name(monkeypatch):
     tf_keras = keras_versions.keras_2()
     monkeypatch.setitem(sys.modules, "keras", tf_keras)
@@ -84,8 +82,8 @@ def test_a_keras_3_that_cannot_be_imported_beside_its_replacement_is_missed_by_n
     assert sys.modules["keras"] is tf_keras
 
 
-@with_a_keras_3
-def test_with_a_keras_3_keras_2_is_tf_keras():
+@with_keras_3
+def test_with_keras_3_keras_2_is_tf_keras():
     assert keras_versions.package_of_keras_2() == "tf_keras"
     assert keras_versions.keras_3("optimizers").Adam is tf.keras.optimizers.Adam
     assert keras_versions.library_in("keras.src.optimizers.adam") == "keras"

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.cases import MODES, combinations
-from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families, with_keras_3
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
 from tf_lossscale.legacy import stable
@@ -277,7 +277,7 @@ def test_a_bad_call_after_scale_loss_leaves_the_gradients_scaled_ones(family):
     np.testing.assert_array_equal(weight, [0.5])
 
 
-@pytest.mark.skipif(not hasattr(keras, "Variable"), reason="TensorFlow 2.15: Keras 2 alone")
+@with_keras_3
 @pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
 def test_variables_of_keras_3_are_refused_and_train_nothing(family):
     variable, optimizer = keras.Variable([1.0, 2.0], name="kernel"), LossScaleOptimizer(family.adam())

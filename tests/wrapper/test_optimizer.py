@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, families, tf_keras
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, families, tf_keras, with_keras_3
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -26,6 +26,7 @@ def test_variables_are_a_list_that_can_be_called(family):
         assert [v.path.rpartition("/")[2] for v in optimizer.variables[-2:]] == ["current_loss_scale", "good_steps"]
 
 
+@with_keras_3
 def test_around_keras_3_every_entry_of_the_variables_is_a_keras_variable():
     optimizer = LossScaleOptimizer(tf.keras.optimizers.Adam(), hysteresis=2)
     optimizer.build([tf.keras.Variable([1.0])])

@@ -43,9 +43,11 @@ def finished(result: Any) -> tf.Tensor:
 
 def enclosing() -> list[Any]:
     """Return the graph that is being built and the graphs around it, innermost first. In eager mode there are none."""
-    graphs: list[Any] = [] if tf.executing_eagerly() else [tf.compat.v1.get_default_graph()]
-    while graphs and (outer := getattr(graphs[-1], "outer_graph", None)) is not None:
-        graphs.append(outer)
+    graphs: list[Any] = []
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graphs.append(graph)
+        graph = getattr(graph, "outer_graph", None)
     return graphs
 
 

@@ -172,7 +172,8 @@ class Saving(WithLossScale):
         """Convert the `loss_scale` entry of a config to arguments of the constructor."""
         family, rule_class = cls._family_class, None
         if isinstance(loss_scale, dict):
-            rule_class = custom_objects.get(name := loss_scale["class_name"])
+            name = loss_scale["class_name"]
+            rule_class = custom_objects.get(name)
             if rule_class is None and family is not None and family._saving:
                 rule_class = family._saving.get_registered_object(name)
         if rule_class is None:
