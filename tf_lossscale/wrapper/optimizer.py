@@ -188,7 +188,6 @@ class LossScaleOptimizer(Saving):
             _contract=contract.Contract(),
             _traced=False,
             _stepped=False,
-            _warned=set(),
             _diagnosis=diagnosis,
             _variable_names=weakref.WeakValueDictionary(),
         )
@@ -671,7 +670,7 @@ class LossScaleOptimizer(Saving):
         if family._slots_need_gradients:
             trained = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
         if family._ensure_built(trained):
-            self._warn_of_float16(trained)
+            _warn_of_float16_variables(trained)
             self._require_own_scale()
 
     def _take(self, update: Update) -> Any:
@@ -708,20 +707,6 @@ class LossScaleOptimizer(Saving):
                     "shared.apply_gradients([(optimizer, grads_and_vars), ...]). If the other optimizer is no longer "
                     "needed, delete it."
                 )
-
-    def _warn_of_float16(self, variables: list[Any]) -> None:
-        float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
-        if float16:
-            self._warn_once(
-                f"The variable {name_of(float16[0])} is float16, in which small updates are lost, and in which Adam's "
-                "averages of small squared gradients are zero, so that its steps are far too large, or zero. Use the "
-                "dtype policy mixed_float16, under which layers compute in float16 and keep their variables in float32."
-            )
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logging.warning("%s", message)
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise an error if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
@@ -821,6 +806,20 @@ def _warn_if_float16_overflows(loss: Any, factor: Callable[[], tf.Tensor]) -> No
             "Cast the loss first: optimizer.get_scaled_loss(tf.cast(loss, tf.float32)).",
             1,
             scale,
+        )
+
+
+def _warn_of_float16_variables(variables: list[Any]) -> None:
+    """Warn once if an optimizer trains float16 variables."""
+    float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
+    if float16:
+        logging.log_first_n(
+            logging.WARNING,
+            "The variable %s is float16, in which small updates are lost, and in which Adam's averages of small "
+            "squared gradients are zero, so that its steps are far too large, or zero. Use the dtype policy "
+            "mixed_float16, under which layers compute in float16 and keep their variables in float32.",
+            1,
+            name_of(float16[0]),
         )
 
 
