@@ -10,6 +10,7 @@ from tests import strategies
 from tests.cases import combinations
 from tests.families import ALL_FAMILIES, FAMILIES, families
 from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.core import scaling
 
 SMALL = 2.0**-26  # zero in float16
 Info = collections.namedtuple("Info", ["loss", "extra"])
@@ -144,6 +145,30 @@ def test_the_warning_about_an_unscaled_loss_names_it_and_is_not_given_where_it_i
     optimizer = LossScaleOptimizer(family.sgd())
     library_step(optimizer, optimizer.scale_inside(halves(weight)), [weight])
     assert not warnings
+
+
+@pytest.mark.parametrize("method", ["scale_inside", "get_scaled_loss", "scale_loss"])
+def test_autograph_converts_a_loss_function_and_leaves_the_package_as_it_is(method, monkeypatch):
+    optimizer, weight, statuses = LossScaleOptimizer(FAMILIES[1].sgd(), initial_scale=8), tf.Variable(1.0), set()
+    multiply = scaling.scale_loss
+
+    def scale_loss(*args):
+        statuses.add(tf.__internal__.autograph.control_status_ctx().status.name)
+        return multiply(*args)
+
+    monkeypatch.setattr(scaling, "scale_loss", scale_loss)
+
+    def loss_fn():
+        return weight * 3.0 if weight > 0 else weight * 2.0
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = getattr(optimizer, method)(loss_fn)()
+        return tape.gradient(loss, weight)
+
+    assert gradient().numpy() == (3.0 if method == "scale_inside" else 24.0)
+    assert statuses == {"DISABLED"}
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "function"])

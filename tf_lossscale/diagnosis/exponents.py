@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
+from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.scaling import floating
 from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, PrecisionReport, column
 
 
+@do_not_convert
 def exponent_counts(gradients: Iterable[Any]) -> tf.Tensor:
     """Count the values of each gradient by binary exponent, in eager mode, in a `tf.function` or compiled by XLA.
 

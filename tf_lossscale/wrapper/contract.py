@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.graphs import ancestors, at_end_of_trace, functions, notes
+from tf_lossscale.core.graphs import ancestors, at_end_of_trace, do_not_convert, functions, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.wrapper.shared import SharedLossScale
 
@@ -337,6 +337,7 @@ def _marks_of(gradients: Iterable[Any], loss_scale: Any) -> set[tuple[bool | Non
     return marks
 
 
+@do_not_convert
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
     """Raise an error if a loss, or in a graph a sum, mean or multiple of one, was already multiplied by this scale."""
 

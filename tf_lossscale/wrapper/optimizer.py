@@ -295,7 +295,9 @@ class LossScaleOptimizer(Saving):
         contract.require_unscaled_loss(loss, self._scale)
         if callable(loss) and not tf.is_tensor(loss):
             self._contract.called(method)
-            return lambda: self._scaled(method, loss())
+            # AutoGraph converts the user's function, but need not convert this package's functions.
+            scaled: Any = do_not_convert(self._scaled)
+            return lambda: scaled(method, loss())
         if method == "scale_loss":
             loss = tf.nest.map_structure(_at_least_float32, loss)
         factor = self._times_loss_scale_factor(self._scale._factor_of_loss())
@@ -369,6 +371,7 @@ class LossScaleOptimizer(Saving):
             respect to variables. The function raises a TypeError if `loss_fn` returns a list or another type.
         """
 
+        @do_not_convert
         def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
             factor = self._times_loss_scale_factor(self._scale._current())
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
@@ -382,6 +385,7 @@ class LossScaleOptimizer(Saving):
 
         return cast("SameFunction", scaling.scaled_inside(checked, by_scaling))
 
+    @do_not_convert
     def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         """Return the pairs that a user's override of `apply_gradients` gets: unscaled now if they are scaled."""
         gradients, variables = unzip(grads_and_vars)
