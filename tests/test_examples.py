@@ -57,6 +57,7 @@ def test_the_demo_prints_the_table_of_the_readme(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_make_demo_prints_the_table_and_the_progress_bars_alone(tmp_path):
+    pytest.importorskip("sklearn")
     command = ["-m", "tools.quietly", "examples/float16_demo.py", "--steps", "20", "--out", str(tmp_path)]
     ran = subprocess.run([sys.executable, *command], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True)
     assert len(ran.stdout.splitlines()) == 5
