@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints.saved import File, FileError, Tensor
+from tf_lossscale.wrapper.checks import name_of
 
 
 def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[str]]:
@@ -39,11 +40,6 @@ def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[st
     if all(shapes[tensor.shape] == 1 or _same_name(tensor, name_of(variable)) for tensor, variable in matches):
         return matches, []
     return matches, [f"The variables have other names in the file, so these were matched by order: {_listed(alike)}."]
-
-
-def name_of(variable: Any) -> str:
-    """Return a variable's full name, including its name scopes, as it is stored in a checkpoint."""
-    return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
 def _named(file: File, name: str, variable: Any) -> Tensor:

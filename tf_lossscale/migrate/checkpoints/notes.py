@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target
@@ -35,7 +34,7 @@ class Notes:
         unset = "The saved optimizer has no value for these parts of the new one, which do not change"
         rounded = "These values are rounded, because the dtypes of the new variables have a lower precision"
         listed = ((lost, self.lost), (unset, self.unset), (rounded, self.rounded))
-        texts = [*self.texts, *(f"{what}: {', '.join(values)}." for what, values in listed if values)]
+        texts = [*self.texts, *(f"{what}: {', '.join(dict.fromkeys(values))}." for what, values in listed if values)]
         return tuple(map(printable, texts))
 
     def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
@@ -58,10 +57,6 @@ class Notes:
         for name, value in saved.hyperparameters.items():
             if name not in ignored:
                 self._compare(name, value, target.number(name))
-        if target.scale_variables() and not saved.scale_is_fixed:
-            here = {**KEYWORDS, **target.optimizer.get_config()}
-            for name, value in saved.wrapper_arguments.items():
-                self._compare(name, value, here.get(name))
         if target.has_schedule:
             self.lost += [] if saved.learning_rate is None else [f"learning_rate={saved.learning_rate:g}"]
         elif saved.learning_rate is None and not saved.of_tf1:

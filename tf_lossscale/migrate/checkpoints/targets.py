@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_lossscale.core.loss_scale import LossScale
-from tf_lossscale.core.variables import as_number
-from tf_lossscale.migrate.checkpoints.matching import name_of
 from tf_lossscale.migrate.checkpoints.saved import scale_values
 from tf_lossscale.wrapper import registry
+from tf_lossscale.wrapper.checks import name_of
 
 
 def target_of(optimizer: Any) -> Target | None:
@@ -92,6 +90,13 @@ class Target:
         """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
 
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step as a number."""
+        rate = self.learning_rate()
+        if self.has_schedule:
+            rate = rate(step) if hasattr(rate, "get_config") else rate()
+        return float(rate)
+
     def scale(self) -> float | None:
         """Return the current loss scale, or None if the optimizer is not wrapped."""
         if not self.is_wrapped:
@@ -103,16 +108,8 @@ class Target:
         """Return the variables of a dynamic loss scale, by the keys of `LossScale.state()`. A fixed scale has none."""
         # Keras 3's own wrapper has these variables itself.
         holder = getattr(self.optimizer, "_loss_scale", self.optimizer)
-        return scale_values(lambda name: getattr(holder, name, None))
-
-    def scale_places(self, state: dict[str, float]) -> list[tuple[Any, Any]]:
-        """Return (variable, value) pairs that give a dynamic loss scale the values of a state, and keep the others."""
-        scale: Any = getattr(self.optimizer, "_loss_scale", None)
-        places: list[tuple[Any, Any]] = []
-        if not isinstance(scale, LossScale) or not state:
-            return [(self.scale_variables()[key], value) for key, value in state.items()]
-        scale._set_state(scale.state() | state, as_number, lambda variable, value: places.append((variable, value)))
-        return places
+        values = scale_values(lambda name: getattr(holder, name, None))
+        return {key: value for key, value in values.items() if hasattr(value, "assign")}
 
     def remaining(self, known: Iterable[Any]) -> list[str]:
         """Return the names of the variables that are neither known nor the learning rate, nor of any loss scale."""
