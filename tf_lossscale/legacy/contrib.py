@@ -12,8 +12,7 @@ from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.families import tf1
-from tf_lossscale.legacy.loss_scale import move_after
-from tf_lossscale.legacy.private_names import Replaceable
+from tf_lossscale.legacy.loss_scale import Replaceable, move_after
 from tf_lossscale.wrapper import registry
 
 

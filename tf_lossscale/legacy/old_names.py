@@ -2,7 +2,7 @@
 
 | name or module | TensorFlow versions that have it |
 |---|---|
-| `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
+| `tf.keras.mixed_precision.LossScaleOptimizer` | 2.4 and newer |
 | `tf.keras.mixed_precision.set_global_policy`, which rejects mixed policies if graph rewriting is on | 2.4 and newer |
 | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
 | `tf.mixed_precision.experimental` | 2.0 to 2.8 |
@@ -64,12 +64,10 @@ def _put_keras(changes: Changes, module: types.ModuleType) -> None:
     # `tf_keras` package.
     if not registry.wrapper_classes_of(library):
         return
-    policies = policy.policies_of(library)
-    of_policies = {"Policy": policies.StablePolicy, "set_global_policy": policies.set_global_policy}
-    names = {name: value for name, value in of_policies.items() if hasattr(module, name)}
-    changes.put(
-        module, {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library), **names}
-    )
+    names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library)}
+    if hasattr(module, "set_global_policy"):
+        names["set_global_policy"] = policy.policies_of(library).set_global_policy
+    changes.put(module, names)
 
 
 def _put_private_keras(changes: Changes, module: types.ModuleType) -> None:

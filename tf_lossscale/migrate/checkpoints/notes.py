@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,8 @@ from tf_lossscale.writing import printable
 
 # Hyperparameters that have no effect on the next steps of an optimizer whose slots are restored.
 _WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer", "initial_accumulator_value")
+# Hyperparameters that have an effect only with `use_ema=True`.
+_OF_AVERAGES = ("ema_momentum", "ema_overwrite_frequency")
 
 
 @dataclasses.dataclass
@@ -40,26 +41,20 @@ class Notes:
     def compare(self, saved: Optimizer, kind: str, target: Target) -> None:
         """Compare the classes, the hyperparameters and the learning rates."""
         self._compare_classes(saved, kind, target)
-        ignored = {*_WITHOUT_EFFECT}
-        if not saved.hyperparameters.get("use_ema", True):
-            ignored |= {"ema_momentum", "ema_overwrite_frequency"}
-        if target.slots_are_lists and not saved.slots_are_lists:
-            # A note explains that TensorFlow Addons uses AdamW's weight_decay in another way.
-            ignored |= {"decay", "weight_decay"} if kind == "AdamW" else {"decay"}
-            if decay := saved.hyperparameters.get("decay"):
-                rate = "learning_rate" if saved.learning_rate is None else f"{saved.learning_rate:g}"
+        ignored = {*_WITHOUT_EFFECT, *(() if saved.hyperparameters.get("use_ema", True) else _OF_AVERAGES)}
+        for name, there in saved.hyperparameters.items():
+            here = target.number(name)
+            if name in ignored:
+                continue
+            if not isinstance(here, (int, float)):
+                self.lost += [f"{name}={there:g}"] if there else []
+            elif not np.isclose(here, there, 1e-6):
                 self.texts.append(
-                    f"The file has decay={decay:g}, which in Nadam belongs to the momentum, not to the learning rate."
-                    if kind == "Nadam"
-                    else f"The file's learning rate decays, with decay={decay:g}. Pass the optimizer the schedule "
-                    f"InverseTimeDecay({rate}, 1, {decay:g})."
+                    f"The file was written with {name}={there:g}, but the optimizer keeps its own value, {here:g}."
                 )
-        for name, value in saved.hyperparameters.items():
-            if name not in ignored:
-                self._compare(name, value, target.number(name))
-        if target.has_schedule:
-            self.lost += [] if saved.learning_rate is None else [f"learning_rate={saved.learning_rate:g}"]
-        elif saved.learning_rate is None and not saved.of_tf1:
+        if saved.learning_rate is not None and target.has_schedule:
+            self.lost.append(f"learning_rate={saved.learning_rate:g}")
+        elif saved.learning_rate is None and not saved.of_tf1 and not target.has_schedule:
             self.unset.append("learning_rate")
         self.lost += saved.others
 
@@ -83,11 +78,3 @@ class Notes:
         other_rule = not saved.of_tf1 and saved.slots_are_lists != target.slots_are_lists
         if other_rule and kind in slot_names.DIFFERENCES and not (kind == "RMSprop" and momentum):
             self.texts.append(slot_names.DIFFERENCES[kind])
-
-    def _compare(self, name: str, there: float, here: Any) -> None:
-        if not isinstance(here, (int, float)):
-            self.lost += [f"{name}={there:g}"] if there else []
-        elif not np.isclose(here, there, 1e-6):
-            self.texts.append(
-                f"The file was written with {name}={there:g}, but the optimizer keeps its own value, {here:g}."
-            )

@@ -77,8 +77,8 @@ def restore(
 
     Args:
         source: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint from `tf.train.Checkpoint` or
-            `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or an `.h5` file. Or an optimizer, such
-            as the `optimizer` of a model that its own library has loaded from a `.keras` file.
+            `tf.compat.v1.train.Saver`, a folder with one checkpoint, a SavedModel, or an `.h5` file. Or an optimizer,
+            such as the `optimizer` of a model that its own library has loaded from a `.keras` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
@@ -139,38 +139,40 @@ class _Restoration:
         self.kind = self._class()
         saved.slots = slot_names.canonical(self.kind, saved.slots)
         self.pairs, of_pairs = matching.pairs(file, variables)
+        self.trained = [(tensor, each) for tensor, each in self.pairs if getattr(each, "trainable", True)]
         self.notes = Notes([*file.notes, *of_pairs])
+        self.changes: list[tuple[Any, np.ndarray]] = []
 
     def run(self) -> Restored:
-        """Restore everything. The parts are in an order in which a part may use the results of earlier ones."""
-        self.notes.compare(self.saved, self.kind, self.target)
+        """Collect all changes, and make them."""
+        saved, target = self.saved, self.target
+        self.notes.compare(saved, self.kind, target)
         self._require_counts()
-        steps, micro_steps = self._steps()
-        product = None if steps is None else self._nadam_product(steps)
-        weights = [(variable, self._fitting(tensor.path, tensor.value(), variable)) for tensor, variable in self.pairs]
-        slots = self._slots(steps or 0)
-        trained = [(variable, value) for variable, value in weights if _is_trainable(variable)]
-        if getattr(self.target.inner, "use_ema", False) and "average" not in self.saved.slots:
-            # An average that was not saved starts at its variable's value.
-            slots += [("average", variable, value) for variable, value in trained]
-        self._build([variable for variable, _ in trained])
-        state = self._places(slots)
-        state += [] if micro_steps is None else [(self.target.iterations(), micro_steps)]
-        state += [] if product is None else [(self.target.nadam_product(), product)]
+        steps, count = self._steps()
+        for tensor, variable in self.pairs:
+            self._set(variable, tensor.value(), tensor.path)
+        slots = self._slots(steps)
+        self._build()
+        self._set_slots(slots)
+        self._set(target.iterations(), count)
+        self._set(target.nadam_product(), self._nadam_product(steps))
         scale = self._scale()
-        state += [(self.target.scale_variables()[key], value) for key, value in scale.items()]
-        self.notes.unset += self.target.remaining([place for place, _ in state])
-        if self.saved.learning_rate is not None and not self.target.has_schedule:
-            state.append((self.target.learning_rate(), self.saved.learning_rate))
-        for variable, value in [
-            *weights,
-            *((each, self._fitting(name_of(each), value, each)) for each, value in state),
-        ]:
+        for key, value in scale.items():
+            self._set(target.scale_variables()[key], value)
+        self.notes.unset += target.remaining([variable for variable, _ in self.changes])
+        if not target.has_schedule:
+            self._set(target.learning_rate(), saved.learning_rate)
+        for variable, value in self.changes:
             variable.assign(value)
-        if steps is not None and hasattr(self.target.inner, "_u_product_counter"):
+        if steps is not None and hasattr(target.inner, "_u_product_counter"):
             # In eager mode, tf_keras's Nadam compares this number with `iterations`, to update its product once a step.
-            self.target.inner._u_product_counter = steps + 1
+            target.inner._u_product_counter = steps + 1
         return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), self.notes.all())
+
+    def _set(self, variable: Any, value: Any, name: str = "") -> None:
+        """Add a change. A value of None means that the file does not contain the value."""
+        if value is not None:
+            self.changes.append((variable, self._fitting(name or name_of(variable), value, variable)))
 
     def _class(self) -> str:
         """Return the name of the target's class. Raise an error if it cannot hold the saved slots."""
@@ -206,16 +208,18 @@ class _Restoration:
         return converted
 
     def _steps(self) -> tuple[int | None, int | None]:
-        """Return the number of steps, and the new value of the optimizer's count.
+        """Return the number of steps, and the new value of the optimizer's step count.
 
-        With gradient accumulation in Keras 3, the count is a number of micro-steps.
+        With gradient accumulation in Keras 3, the step count is a number of micro-steps.
         """
         saved, here = self.saved, self.target.micro_steps
+        steps = self._steps_of_tf1() if saved.of_tf1 else saved.iterations
+        if steps is None:
+            return None, None
+        steps = int(steps)
         if "gradient_accumulator" not in saved.slots:
-            steps = self._steps_of_tf1() if saved.of_tf1 else saved.iterations
-            return steps, None if steps is None else steps * here
-        count = saved.iterations or 0
-        there = int(saved.hyperparameters.get("gradient_accumulation_steps") or 0)
+            return steps, steps * here
+        count, there = steps, int(saved.hyperparameters.get("gradient_accumulation_steps") or 0)
         if there < 1:
             self.notes.texts.append(
                 f"The file counts {count} micro-steps, but does not say how many of them make a step. With the "
@@ -250,10 +254,10 @@ class _Restoration:
             )
         return saved.iterations
 
-    def _nadam_product(self, steps: int) -> float | None:
+    def _nadam_product(self, steps: int | None) -> float | None:
         """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
         saved, target = self.saved, self.target
-        if self.kind != "Nadam":
+        if self.kind != "Nadam" or steps is None:
             return None
         has_schedule_of_target = saved.slots_are_lists == target.slots_are_lists
         if saved.nadam_product is not None and has_schedule_of_target:
@@ -271,57 +275,58 @@ class _Restoration:
         # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
         return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
 
-    def _slots(self, steps: int) -> list[tuple[str, Any, np.ndarray]]:
+    def _slots(self, steps: int | None) -> list[tuple[str, Any, np.ndarray]]:
         """Return (slot name, user's variable, value) for each saved slot that belongs to a restored variable."""
-        saved, path = self.saved, self.file.path
         variable_of = {tensor.path: variable for tensor, variable in self.pairs}
-        trained = [tensor for tensor, variable in self.pairs if _is_trainable(variable)]
-        shapes = [tensor.shape for tensor in trained]
-        found, by_order = [], {}
-        for slot, each in saved.slots.items():
+        shapes = [tensor.shape for tensor, _ in self.trained]
+        found: list[tuple[str, Any, np.ndarray]] = []
+        by_order: list[str] = []
+        for slot, each in self.saved.slots.items():
             if slot not in slot_names.ATTRIBUTES[self.kind]:
                 self.notes.lost.append(f"the slots {slot}")
                 continue
-            in_order = trained if len(trained) == len(each) else [None] * len(each)
+            in_order = [tensor for tensor, _ in self.trained] if len(self.trained) == len(each) else [None] * len(each)
             for (tensor, named), other in zip(each, in_order):
                 owner = named or other
                 if owner is None or (named is None and owner.shape != tensor.shape):
                     raise FileError(
-                        f"{path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
-                        "all variables that the optimizer trained, in the order in which they were passed to its "
-                        "build()."
+                        f"{self.file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs "
+                        "to. Pass all variables that the optimizer trained, in the order in which they were passed to "
+                        "its build()."
                     )
                 if owner.path not in variable_of:
                     self.notes.lost.append(f"the slots of {owner.path}")
                     continue
                 variable = variable_of[owner.path]
                 value = self._fitting(tensor.path, tensor.value(), variable)
-                if saved.of_tf1 and self.kind == "SGD":
+                if self.saved.of_tf1 and self.kind == "SGD":
                     # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times
                     # this sum from the variable. Keras's momentum slot is a sum of gradients that are already
                     # multiplied by the negative learning rate.
-                    value = np.float32(-self.target.rate_at(steps)) * value
+                    value = np.float32(-self.target.rate_at(steps or 0)) * value
                 found.append((slot, variable, value))
                 if named is None and shapes.count(tensor.shape) > 1:
-                    by_order[name_of(variable)] = None
+                    by_order.append(name_of(variable))
         if by_order:
             self.notes.texts.append(
                 "The file does not say which variables the slots belong to. They were matched with `variables` in the "
-                f"order of the optimizer's build(): {', '.join(by_order)}."
+                f"order of the optimizer's build(): {', '.join(dict.fromkeys(by_order))}."
             )
+        if getattr(self.target.inner, "use_ema", False) and "average" not in self.saved.slots:
+            # An average that was not saved starts at its variable's value.
+            found += [("average", variable, tensor.value()) for tensor, variable in self.trained]
         return found
 
-    def _build(self, variables: list[Any]) -> None:
+    def _build(self) -> None:
         """Create the slots of an optimizer that is not built yet."""
         family: Any = registry.family_of(self.target.inner)
         if not family._is_built:
             # A wrapper also builds its own variables.
-            getattr(self.target.optimizer, "build", family.build)(variables)
+            getattr(self.target.optimizer, "build", family.build)([variable for _, variable in self.trained])
 
-    def _places(self, slots: list[tuple[str, Any, np.ndarray]]) -> list[tuple[Any, Any]]:
-        """Return (optimizer variable, new value) pairs for the slots."""
-        target, places = self.target, []
-        there = {slot: target.slots(slot, attribute) for slot, attribute in slot_names.ATTRIBUTES[self.kind].items()}
+    def _set_slots(self, slots: list[tuple[str, Any, np.ndarray]]) -> None:
+        target = self.target
+        places = {slot: target.slots(slot, attribute) for slot, attribute in slot_names.ATTRIBUTES[self.kind].items()}
         for slot, variable, value in slots:
             key = target.key(variable)
             if key is None:
@@ -329,11 +334,10 @@ class _Restoration:
                     f"{self.file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. "
                     "Restore into a new optimizer, or pass the variables that this one was built for."
                 )
-            if key in there[slot]:
-                places.append((there[slot][key], value))
+            if key in places[slot]:
+                self._set(places[slot][key], value)
             else:
                 self.notes.lost.append(f"the slots {slot}")
-        return places
 
     def _scale(self) -> dict[str, Any]:
         """Return the new values of the loss scale and its counts."""
@@ -362,7 +366,3 @@ class _Restoration:
             )
         # A count that was not saved has not begun.
         return {**{key: 0 for key in places if key != "loss_scale"}, **state}
-
-
-def _is_trainable(variable: Any) -> bool:
-    return getattr(variable, "trainable", True)
