@@ -193,7 +193,7 @@ WRONG = [
     ("model.keras: a .keras file is loaded by the Keras library that wrote it", saved("model.keras", "save")),
     ("If it is a .weights.h5 file, load it into a compiled model", saved("model.weights.h5", "save_weights")),
     ("data.h5: the HDF5 file is not a Keras model", another_h5),
-    ("[best].index: the list of variables cannot be read", lambda folder: written(folder, "ckpt[best]")),
+    ("[best] cannot be read: ", lambda folder: written(folder, "ckpt[best]")),
 ]
 
 

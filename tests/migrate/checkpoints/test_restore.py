@@ -118,7 +118,7 @@ def test_variables_of_one_shape_that_nothing_but_the_order_tells_are_noted(tmp_p
 def test_what_is_not_the_same_today_is_noted(saved):
     optimizer = tf.keras.optimizers.Adam(0.5, beta_1=0.9)
     differs, lost, *_ = migrate.restore(saved[0], optimizer, variables(2)).notes
-    assert "are not restored: decay=0.1." in lost
+    assert "are not restored: decay=0.1," in lost
     assert "beta_1=0.8, but the optimizer keeps its own value, 0.9" in differs
     assert optimizer.beta_1 == 0.9
 
@@ -186,12 +186,12 @@ MISTAKES = {
     "another shape": (
         ADAM,
         lambda _: {"kernel": tf.Variable(np.zeros((2, 3), "float32"))},
-        r"old: .*'kernel' has shape \(3, 2\), but yours has \(2, 3\)",
+        r"old: kernel is of .* shape \(3, 2\), and its values do not fit into .* shape \(2, 3\)",
     ),
     "another variable": (
         ADAM,
         lambda _: {"weight": tf.Variable(0.0)},
-        r"old: the file has no variable 'weight', only: .*kernel \(3, 2\)",
+        r"old: the file has no variables of the name 'weight'.* these: .*kernel \(3, 2\)",
     ),
     "another model": (
         ADAM,
@@ -419,7 +419,9 @@ def test_a_name_that_several_variables_of_the_file_have_is_an_error_that_lists_t
     weights = {name: tf.Variable([1.0], name="Variable") for name in ("w0", "w1")}
     path = tf.train.Checkpoint(optimizer=tf_keras.optimizers.SGD(), **weights).write(str(tmp_path / "ckpt"))
     given = tf.Variable([0.0])
-    with pytest.raises(ValueError, match=r"several variables 'Variable'\. Pass one of their paths: w0, w1"):
+    with pytest.raises(
+        ValueError, match=r"2 variables of the name 'Variable'\. Pass the path of one of these: w0 .*, w1"
+    ):
         migrate.restore(path, tf_keras.optimizers.SGD(), {"Variable": given})
     migrate.restore(path, tf_keras.optimizers.SGD(), {"w1": given})
     assert float(given[0]) == 1.0

@@ -7,15 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import (
-    LIBRARIES,
-    File,
-    Optimizer,
-    Slot,
-    Tensor,
-    explaining_damage,
-    scale_values,
-)
+from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Slot, Tensor, scale_values
 from tf_lossscale.migrate.checkpoints.savers import last_part
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -36,13 +28,12 @@ _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 def read(path: str, reader: Any, tensor: Any) -> File:
     """Read a checkpoint that has an object graph."""
-    with explaining_damage(path, "its object graph"):
-        from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
+    from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
 
-        graph = _Graph(trackable.TrackableObjectGraph.FromString(reader.get_tensor(KEY)), tensor)
-        optimizers = [graph.optimizer(node) for node in graph.optimizers()]
-        tensors, order_is_known = graph.variables()
-        variables = [each for each in tensors if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
+    graph = _Graph(trackable.TrackableObjectGraph.FromString(reader.get_tensor(KEY)), tensor)
+    optimizers = [graph.optimizer(node) for node in graph.optimizers()]
+    tensors, order_is_known = graph.variables()
+    variables = [each for each in tensors if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
     writer = LIBRARIES[optimizers[0].family] if optimizers else "TensorFlow"
     return File(path, "tf.train.Checkpoint", writer, variables, optimizers, order_is_known)
 

@@ -17,7 +17,7 @@ def read(path: str | os.PathLike[str]) -> File:
     """Read a checkpoint or a saved model."""
     # A shell completes a checkpoint's prefix to the name of one of its files.
     given = re.sub(r"\.(index|data-\d+-of-\d+)$", "", os.fspath(path))
-    with explaining_damage(given, "its content"):
+    with explaining_damage(given):
         return _read(given)
 
 
@@ -70,10 +70,9 @@ def _checkpoint(prefix: str) -> File:
         raise FileNotFoundError(
             f"{prefix}: there is no such file, folder or checkpoint, or one of the checkpoint's files is missing."
         )
-    with explaining_damage(f"{prefix}.index", "the list of variables"):
-        reader = tf.train.load_checkpoint(prefix)
-        shapes = reader.get_variable_to_shape_map()
-        dtypes = reader.get_variable_to_dtype_map()
+    reader = tf.train.load_checkpoint(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
     # TensorFlow notices a truncated file only when it reads a missing value. The size of a string is 0 in this sum.
     needed = sum(dtypes[key].size * math.prod(shape) for key, shape in shapes.items())
     if sum(shard.stat().st_size for shard in shards) < needed:
@@ -81,7 +80,7 @@ def _checkpoint(prefix: str) -> File:
 
     def tensor(key: str, path: str, name: str) -> Tensor:
         def value() -> Any:
-            with explaining_damage(prefix, f"the variable {path}"):
+            with explaining_damage(f"{prefix}: {path}"):
                 return reader.get_tensor(key)
 
         return Tensor(path, name, tuple(shapes[key]), dtypes[key].name, value)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
-from tf_lossscale.migrate.checkpoints import live, matching, values
+from tf_lossscale.migrate.checkpoints import live, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
@@ -202,10 +203,26 @@ class _Restoration:
                 )
 
     def _fitting(self, name: str, value: Any, variable: Any) -> np.ndarray:
-        converted = values.fitting(self.file.path, name, value, variable)
-        if converted.dtype != np.asarray(value).dtype and not np.array_equal(converted, value, equal_nan=True):
-            self.notes.rounded.append(name)
-        return converted
+        """Convert a value to the dtype of a variable. Raise an error if the variable cannot hold it.
+
+        A value may be rounded, but a finite value must stay finite, and an integer must not change.
+        """
+        value, dtype = np.asarray(value), tf.as_dtype(variable.dtype)
+        # NumPy would parse text, and drop the imaginary part of a complex number.
+        is_number = value.dtype.kind not in ("OSU" if dtype.is_complex else "OSUc") and dtype.name != "string"
+        if is_number and value.shape == tuple(variable.shape):
+            with np.errstate(all="ignore"):
+                converted = value.astype(dtype.as_numpy_dtype, copy=False)
+            alike = (converted, value) if dtype.is_integer or dtype.is_bool else map(np.isfinite, (converted, value))
+            if np.array_equal(*alike):
+                if converted is not value and not np.array_equal(converted, value, equal_nan=True):
+                    self.notes.rounded.append(name)
+                return converted
+        raise FileError(
+            f"{self.file.path}: {name} is of dtype {tf.as_dtype(value.dtype).name} and shape {value.shape}, and its "
+            f"values do not fit into {name_of(variable)} of dtype {dtype.name} and shape {tuple(variable.shape)}. Pass "
+            "a variable of the same dtype and shape."
+        )
 
     def _steps(self) -> tuple[int | None, int | None]:
         """Return the number of steps, and the new value of the optimizer's step count.

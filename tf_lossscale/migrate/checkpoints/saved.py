@@ -158,7 +158,7 @@ class File:
 
 
 @contextlib.contextmanager
-def explaining_damage(path: str, part: str) -> Iterator[None]:
+def explaining_damage(path: str) -> Iterator[None]:
     """Turn any error that a library raises for a damaged file into a `FileError`."""
     try:
         yield
@@ -167,4 +167,4 @@ def explaining_damage(path: str, part: str) -> Iterator[None]:
     # The type of the error depends on the library and on which byte of the file is damaged.
     except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise FileError(f"{path}: {part} cannot be read: {why}. The file may be truncated or damaged.") from error
+        raise FileError(f"{path} cannot be read: {why}. The file may be truncated or damaged.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,11 +38,6 @@ class Target:
         self.library = library
 
     @property
-    def is_wrapped(self) -> bool:
-        """Whether there is a LossScaleOptimizer around the optimizer."""
-        return self.optimizer is not self.inner
-
-    @property
     def micro_steps(self) -> int:
         """The number of accumulated gradients in a step, which only Keras 3 can make larger than 1."""
         return getattr(self.inner, "gradient_accumulation_steps", None) or 1
@@ -64,11 +60,9 @@ class Target:
 
     def key(self, variable: Any) -> Any:
         """Return the key of a variable's slots in `slots`, or None if the optimizer was not built for the variable."""
-        try:
-            return self._key(variable)
         # The variable may also be from another library.
-        except (AttributeError, KeyError):
-            return None
+        with contextlib.suppress(AttributeError, KeyError):
+            return self._key(variable)
 
     def _key(self, variable: Any) -> Any:
         return self.inner._get_variable_index(variable)
@@ -99,7 +93,7 @@ class Target:
 
     def scale(self) -> float | None:
         """Return the current loss scale, or None if the optimizer is not wrapped."""
-        if not self.is_wrapped:
+        if self.optimizer is self.inner:
             return None
         scale = self.optimizer.loss_scale if hasattr(self.optimizer, "_loss_scale") else self.optimizer.dynamic_scale
         return float(np.asarray(scale))
