@@ -140,7 +140,6 @@ def test_an_attribute_and_an_import_are_the_same(installed):
     assert imported.LossScaleOptimizer is tf_keras.mixed_precision.experimental.LossScaleOptimizer
     assert mixed_precision.LossScaleOptimizer is LossScaleOptimizer is tf.keras.mixed_precision.LossScaleOptimizer
     assert imported.LossScaleOptimizer is experimental.LossScaleOptimizer
-    assert not hasattr(imported, "set_global_policy"), "tf.keras has it; in the experimental module it was set_policy"
     assert LossScaleOptimizer is not imported.LossScaleOptimizer, "two generations, two meanings of the arguments"
 
 

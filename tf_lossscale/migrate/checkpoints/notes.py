@@ -26,15 +26,12 @@ class Notes:
     lost: list[str] = dataclasses.field(default_factory=list)
     #: The values of the new optimizer that the saved one does not have.
     unset: list[str] = dataclasses.field(default_factory=list)
-    #: The values that are rounded to a dtype of lower precision.
-    rounded: list[str] = dataclasses.field(default_factory=list)
 
     def all(self) -> tuple[str, ...]:
         """Return all notes."""
         lost = "These values of the saved optimizer have no place in the new one and are not restored"
         unset = "The saved optimizer has no value for these parts of the new one, which do not change"
-        rounded = "These values are rounded, because the dtypes of the new variables have a lower precision"
-        listed = ((lost, self.lost), (unset, self.unset), (rounded, self.rounded))
+        listed = ((lost, self.lost), (unset, self.unset))
         texts = [*self.texts, *(f"{what}: {', '.join(dict.fromkeys(values))}." for what, values in listed if values)]
         return tuple(map(printable, texts))
 
@@ -62,19 +59,18 @@ class Notes:
         given = type(target.inner).__name__
         # The files of tf_keras do not distinguish AdamW from Adam.
         alike = saved.family == "tf_keras" and {saved.name, given} == {"Adam", "AdamW"}
-        if saved.name is None and saved.slots:
-            first = next(iter(saved.slots.values()))[0].tensor.name
+        name = saved.name
+        if name is None and saved.slots:
+            name = f"unknown (its first slot is {next(iter(saved.slots.values()))[0].tensor.name})"
+        if name not in (None, given) and not alike:
             self.texts.append(
-                f"The file does not name the class of the saved optimizer. Its slots {', '.join(saved.slots)} (the "
-                f"first is {first}) are restored as the slots of {kind}. If its class is another one, the next steps "
-                "will differ."
-            )
-        elif saved.name not in (None, given) and not alike:
-            self.texts.append(
-                f"The saved optimizer is of class {saved.name}, but the given optimizer is {given}. If the rules of "
-                "the two classes differ, the next steps will differ."
+                f"The class of the saved optimizer is {name}, but the given optimizer is {given}. If the rules of the "
+                "two classes differ, the next steps will differ."
             )
         momentum = saved.hyperparameters.get("momentum") or "momentum" in saved.slots
-        other_rule = not saved.of_tf1 and saved.slots_are_lists != target.slots_are_lists
-        if other_rule and kind in slot_names.DIFFERENCES and not (kind == "RMSprop" and momentum):
-            self.texts.append(slot_names.DIFFERENCES[kind])
+        other_library = not saved.of_tf1 and saved.slots_are_lists != target.slots_are_lists
+        if other_library and kind in slot_names.OTHER_FORMULA and not (kind == "RMSprop" and momentum):
+            self.texts.append(
+                f"The current {kind} updates variables by another formula than the saved one, so the steps differ. "
+                "docs/checkpoints.md says which arguments make them alike."
+            )

@@ -15,7 +15,7 @@ from tf_lossscale.migrate.checkpoints import live, matching
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
-from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer
+from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer, Tensor
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 from tf_lossscale.wrapper import registry
 from tf_lossscale.wrapper.checks import name_of
@@ -148,14 +148,13 @@ class _Restoration:
         """Collect all changes, and make them."""
         saved, target = self.saved, self.target
         self.notes.compare(saved, self.kind, target)
-        self._require_counts()
-        steps, count = self._steps()
+        steps = self._steps()
         for tensor, variable in self.pairs:
             self._set(variable, tensor.value(), tensor.path)
-        slots = self._slots(steps)
+        slots = self._slots()
         self._build()
-        self._set_slots(slots)
-        self._set(target.iterations(), count)
+        self._set_slots(slots, steps)
+        self._set(target.iterations(), None if steps is None else steps * target.micro_steps)
         self._set(target.nadam_product(), self._nadam_product(steps))
         scale = self._scale()
         for key, value in scale.items():
@@ -193,15 +192,6 @@ class _Restoration:
             )
         return kind
 
-    def _require_counts(self) -> None:
-        counts = {key: value for key, value in self.saved.scale_state.items() if key != "loss_scale"}
-        for name, count in {**counts, "iterations": self.saved.iterations or 0}.items():
-            # Beyond 2**53, a float64 does not hold every count, and further steps might exceed an int64.
-            if not (0 <= count <= 2**53 and count == int(count)):
-                raise FileError(
-                    f"{self.file.path}: {name} must be a number of steps from 0 to 2**53, but is {count:g}."
-                )
-
     def _fitting(self, name: str, value: Any, variable: Any) -> np.ndarray:
         """Convert a value to the dtype of a variable. Raise an error if the variable cannot hold it.
 
@@ -215,8 +205,6 @@ class _Restoration:
                 converted = value.astype(dtype.as_numpy_dtype, copy=False)
             alike = (converted, value) if dtype.is_integer or dtype.is_bool else map(np.isfinite, (converted, value))
             if np.array_equal(*alike):
-                if converted is not value and not np.array_equal(converted, value, equal_nan=True):
-                    self.notes.rounded.append(name)
                 return converted
         raise FileError(
             f"{self.file.path}: {name} is of dtype {tf.as_dtype(value.dtype).name} and shape {value.shape}, and its "
@@ -224,52 +212,44 @@ class _Restoration:
             "a variable of the same dtype and shape."
         )
 
-    def _steps(self) -> tuple[int | None, int | None]:
-        """Return the number of steps, and the new value of the optimizer's step count.
-
-        With gradient accumulation in Keras 3, the step count is a number of micro-steps.
-        """
-        saved, here = self.saved, self.target.micro_steps
-        steps = self._steps_of_tf1() if saved.of_tf1 else saved.iterations
-        if steps is None:
-            return None, None
-        steps = int(steps)
-        if "gradient_accumulator" not in saved.slots:
-            return steps, steps * here
-        count, there = steps, int(saved.hyperparameters.get("gradient_accumulation_steps") or 0)
-        if there < 1:
-            self.notes.texts.append(
-                f"The file counts {count} micro-steps, but does not say how many of them make a step. With the "
-                f"optimizer's own value, {here}, these are {count // here} steps."
-            )
-        elif there != here:
-            del saved.slots["gradient_accumulator"]
-            self.notes.lost.append(f"the slots gradient_accumulator of {count % there} micro-steps")
-            count = count // there * here
-        return count // here, count
+    def _steps(self) -> int | None:
+        """Return the number of steps. With gradient accumulation, Keras 3 counts micro-steps."""
+        saved = self.saved
+        if saved.of_tf1:
+            return self._steps_of_tf1()
+        if saved.iterations is None or "gradient_accumulator" not in saved.slots:
+            return saved.iterations
+        del saved.slots["gradient_accumulator"]
+        # A checkpoint does not contain the number of micro-steps in a step.
+        there = int(saved.hyperparameters.get("gradient_accumulation_steps") or self.target.micro_steps)
+        steps, rest = divmod(saved.iterations, there)
+        self.notes.lost.append(
+            f"the slots gradient_accumulator, with {rest} of {there} micro-steps of an unfinished step"
+        )
+        return steps
 
     def _steps_of_tf1(self) -> int | None:
         """Return the step count of a TensorFlow 1 optimizer. Adam saves only the powers of its betas."""
-        saved, beta, power = self.saved, self.target.number("beta_2"), self.saved.beta2_power
-        if saved.name != "Adam":
-            return saved.iterations
-        if power is not None and 0.0 <= power < 1.0 and 0.0 < beta < 1.0:
-            steps = round(math.log(max(power, _SMALLEST_POWER)) / math.log(beta)) - 1
-            if power > _SMALLEST_POWER:
-                return steps
-            if (saved.iterations or 0) < steps:
-                self.notes.texts.append(
-                    "The file does not hold the step count, and beta2_power is too small to compute it. The optimizer "
-                    f"continues from step {steps}, which gives the same steps with a constant learning rate. For a "
-                    "learning rate schedule, assign the true step count to `optimizer.iterations`."
+        count, power = self.saved.iterations, self.saved.beta2_power
+        if self.saved.name != "Adam":
+            return count
+        if power is None or not 0.0 <= power < 1.0:
+            if count is None:
+                raise FileError(
+                    f"{self.file.path}: the file does not say which step count belongs to this Adam optimizer. If it "
+                    "has several optimizers with a beta2_power, save each optimizer's variables in a separate file."
                 )
-                return steps
-        if saved.iterations is None:
-            raise FileError(
-                f"{self.file.path}: the file does not say which step count belongs to this Adam optimizer. If it has "
-                "several optimizers with a beta2_power, save each optimizer's variables in a separate file."
+            return count
+        steps = round(math.log(max(power, _SMALLEST_POWER)) / math.log(self.target.number("beta_2"))) - 1
+        if power > _SMALLEST_POWER:
+            return steps
+        if count is None:
+            self.notes.texts.append(
+                "The file does not hold the step count, and beta2_power is too small to compute it. The optimizer "
+                f"continues from step {steps}, which gives the same steps with a constant learning rate. For a "
+                "learning rate schedule, assign the true step count to `optimizer.iterations`."
             )
-        return saved.iterations
+        return max(steps, count or 0)
 
     def _nadam_product(self, steps: int | None) -> float | None:
         """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
@@ -278,11 +258,6 @@ class _Restoration:
             return None
         has_schedule_of_target = saved.slots_are_lists == target.slots_are_lists
         if saved.nadam_product is not None and has_schedule_of_target:
-            if not 0 <= saved.nadam_product <= 1:
-                raise FileError(
-                    f"{self.file.path}: Nadam's product of momenta must be a number from 0 to 1, but is "
-                    f"{saved.nadam_product:g}."
-                )
             return saved.nadam_product
         if has_schedule_of_target:
             self.notes.texts.append(
@@ -292,11 +267,11 @@ class _Restoration:
         # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
         return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
 
-    def _slots(self, steps: int | None) -> list[tuple[str, Any, np.ndarray]]:
-        """Return (slot name, user's variable, value) for each saved slot that belongs to a restored variable."""
+    def _slots(self) -> list[tuple[str, Tensor, Any]]:
+        """Return (slot name, tensor, user's variable) for each saved slot that belongs to a restored variable."""
         variable_of = {tensor.path: variable for tensor, variable in self.pairs}
         shapes = [tensor.shape for tensor, _ in self.trained]
-        found: list[tuple[str, Any, np.ndarray]] = []
+        found: list[tuple[str, Tensor, Any]] = []
         by_order: list[str] = []
         for slot, each in self.saved.slots.items():
             if slot not in slot_names.ATTRIBUTES[self.kind]:
@@ -315,13 +290,7 @@ class _Restoration:
                     self.notes.lost.append(f"the slots of {owner.path}")
                     continue
                 variable = variable_of[owner.path]
-                value = self._fitting(tensor.path, tensor.value(), variable)
-                if self.saved.of_tf1 and self.kind == "SGD":
-                    # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times
-                    # this sum from the variable. Keras's momentum slot is a sum of gradients that are already
-                    # multiplied by the negative learning rate.
-                    value = np.float32(-self.target.rate_at(steps or 0)) * value
-                found.append((slot, variable, value))
+                found.append((slot, tensor, variable))
                 if named is None and shapes.count(tensor.shape) > 1:
                     by_order.append(name_of(variable))
         if by_order:
@@ -331,7 +300,7 @@ class _Restoration:
             )
         if getattr(self.target.inner, "use_ema", False) and "average" not in self.saved.slots:
             # An average that was not saved starts at its variable's value.
-            found += [("average", variable, tensor.value()) for tensor, variable in self.trained]
+            found += [("average", tensor, variable) for tensor, variable in self.trained]
         return found
 
     def _build(self) -> None:
@@ -341,20 +310,26 @@ class _Restoration:
             # A wrapper also builds its own variables.
             getattr(self.target.optimizer, "build", family.build)([variable for _, variable in self.trained])
 
-    def _set_slots(self, slots: list[tuple[str, Any, np.ndarray]]) -> None:
+    def _set_slots(self, slots: list[tuple[str, Tensor, Any]], steps: int | None) -> None:
         target = self.target
         places = {slot: target.slots(slot, attribute) for slot, attribute in slot_names.ATTRIBUTES[self.kind].items()}
-        for slot, variable, value in slots:
+        for slot, tensor, variable in slots:
             key = target.key(variable)
             if key is None:
                 raise FileError(
                     f"{self.file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. "
                     "Restore into a new optimizer, or pass the variables that this one was built for."
                 )
-            if key in places[slot]:
-                self._set(places[slot][key], value)
-            else:
+            if key not in places[slot]:
                 self.notes.lost.append(f"the slots {slot}")
+                continue
+            value = self._fitting(tensor.path, tensor.value(), places[slot][key])
+            if self.saved.of_tf1 and self.kind == "SGD":
+                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
+                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
+                # negative learning rate.
+                value = np.float32(-target.rate_at(steps or 0)) * value
+            self.changes.append((places[slot][key], value))
 
     def _scale(self) -> dict[str, Any]:
         """Return the new values of the loss scale and its counts."""

@@ -1,4 +1,4 @@
-"""Names of the optimizers' slots in each library, and differences between the libraries' update formulas."""
+"""Names of the optimizers' slots in each library."""
 
 from __future__ import annotations
 
@@ -46,24 +46,9 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
 # Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# Maps each class whose update formula is not the same in all libraries to a note for the user of `restore`. The note
-# says how the restored optimizer's steps may differ from the saved optimizer's steps.
-DIFFERENCES = {
-    **{
-        name: f"{name}: the saved optimizer divides by sqrt(v) + epsilon, the current one by sqrt(v + epsilon). Pass "
-        "the square of the old epsilon: the relative difference of a step is then epsilon / sqrt(v)."
-        for name in ("RMSprop", "Adagrad")
-    },
-    "AdamW": (
-        "AdamW: TensorFlow Addons subtracts weight_decay times the variable, the current optimizer learning_rate times "
-        "weight_decay times the variable. Divide the old weight_decay by the learning rate."
-    ),
-    "Nadam": (
-        "Nadam: the momentum schedule of the current optimizer warms up 250 times as fast, so the steps differ. The "
-        "moments are restored. The product of momenta is computed with the current schedule from the step count, "
-        "which may include skipped steps."
-    ),
-}
+# The classes whose update formula in Keras 3 and tf_keras differs from that of older libraries. With a momentum,
+# RMSprop's formula is the same.
+OTHER_FORMULA = ("RMSprop", "Adagrad", "AdamW", "Nadam")
 
 
 def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
