@@ -179,7 +179,7 @@ def pipe(name):
     return make
 
 
-MISSING = "ckpt: there is no such file, folder or checkpoint, or one of the checkpoint's files is missing"
+MISSING = "ckpt: there is no such file, folder or checkpoint. A checkpoint has an .index and all data files."
 WRONG = [
     (MISSING, pipe("ckpt.index")),
     (MISSING, pipe("ckpt.data-00000-of-00001")),

@@ -12,17 +12,10 @@ from typing import Any
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Slot
 from tf_lossscale.writing import aligned, printable
 
-_EXIT_CODES = """\
-exit code:
-  0  all went well
-  2  bad arguments, or the file is missing, damaged, or of no known kind
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tf-lossscale inspect`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXIT_CODES
+    parser.epilog = "The exit code is 2 if the file is missing, damaged or of an unknown kind."
     what = "a checkpoint's prefix, a folder of checkpoints, a SavedModel, or an .h5 file"
     parser.add_argument("path", metavar="PATH", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the tables")

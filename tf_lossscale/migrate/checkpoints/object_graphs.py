@@ -156,12 +156,13 @@ class _Graph:
                 made.slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner))
                 self._read.add(slot.slot_variable_node_id)
         numbers = {name: self._number(node, name) for name in self._children[node]}
-        made.hyperparameters = {name: value for name, value in numbers.items() if value is not None}
-        made.hyperparameters.pop("beta1_power", None)
-        made.beta2_power = made.hyperparameters.pop("beta2_power", None)
-        made.nadam_product = made.hyperparameters.pop("momentum_cache", None)
-        made.learning_rate = made.hyperparameters.pop("learning_rate", None)
-        made.iterations = made.hyperparameters.pop("iter", None)
+        hyper: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+        hyper.pop("beta1_power", None)
+        made.beta2_power = hyper.pop("beta2_power", None)
+        made.nadam_product = hyper.pop("momentum_cache", None)
+        made.learning_rate = hyper.pop("learning_rate", None)
+        made.iterations = hyper.pop("iter", None)
+        made.hyperparameters = hyper
         names = [slot.tensor.name for each in made.slots.values() for slot in each]
         if made.of_tf1:
             made.iterations = self._number(0, "global_step")
@@ -208,7 +209,8 @@ class _Graph:
         # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
         # of their variables among the other variables are unknown.
         unplaced = [node for node in range(len(self._nodes)) if node not in reached and node not in own]
-        nodes, listed = [*reached, *unplaced], set()
+        nodes = [*reached, *unplaced]
+        listed: set[int] = set()
         for node in sorted(self._of_optimizers):
             if "_trainable_variables" in self._children[node]:
                 # A Keras 3 optimizer lists its variables in Keras's order.

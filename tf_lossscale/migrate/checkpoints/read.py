@@ -68,7 +68,7 @@ def _checkpoint(prefix: str) -> File:
     shards = sorted(file for file in index.parent.glob(f"{name}.data-?????-of-?????") if file.is_file())
     if not index.is_file() or not shards or len(shards) != int(shards[0].name.rpartition("-")[2]):
         raise FileNotFoundError(
-            f"{prefix}: there is no such file, folder or checkpoint, or one of the checkpoint's files is missing."
+            f"{prefix}: there is no such file, folder or checkpoint. A checkpoint has an .index and all data files."
         )
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()

@@ -106,8 +106,7 @@ def restore(
                 f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
                 "as model.variables, and not their values."
             )
-    is_path = isinstance(source, (str, os.PathLike))
-    file = read(source) if is_path else live.read(_target("source", source), variables)
+    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), variables)
     return _Restoration(file, _chosen(file, name), target, variables).run()
 
 
