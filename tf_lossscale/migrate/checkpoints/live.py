@@ -8,7 +8,6 @@ import numpy as np
 
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.migrate.checkpoints import configs
-from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Slot, Tensor
 from tf_lossscale.migrate.checkpoints.targets import Target
 from tf_lossscale.wrapper.checks import name_of
@@ -27,8 +26,7 @@ def read(source: Target, variables: dict[str, Any] | list[Any]) -> File:
     product = source.nadam_product()
     made.nadam_product = None if product is None else as_number(product)
     places = [source.iterations(), product]
-    for name, attribute in slot_names.ATTRIBUTES.get(slot_names.known_class(source.inner) or "", {}).items():
-        of_slot = source.slots(name, attribute)
+    for name, of_slot in source.slots().items():
         places += of_slot.values()
         if of_slot:
             made.slots[name] = [Slot(_tensor(place, name_of(place)), owners.get(key)) for key, place in of_slot.items()]

@@ -304,14 +304,17 @@ class _Restoration:
 
     def _build(self) -> None:
         """Create the slots of an optimizer that is not built yet."""
-        family: Any = registry.family_of(self.target.inner)
+        target = self.target
+        family: Any = registry.family_of(target.inner)
         if not family._is_built:
-            # A wrapper also builds its own variables.
-            getattr(self.target.optimizer, "build", family.build)([variable for _, variable in self.trained])
+            # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
+            build = (
+                family.build if target.optimizer is target.inner else getattr(target.optimizer, "build", family.build)
+            )
+            build([variable for _, variable in self.trained])
 
     def _set_slots(self, slots: list[tuple[str, Tensor, Any]], steps: int | None) -> None:
-        target = self.target
-        places = {slot: target.slots(slot, attribute) for slot, attribute in slot_names.ATTRIBUTES[self.kind].items()}
+        target, places = self.target, self.target.slots()
         for slot, tensor, variable in slots:
             key = target.key(variable)
             if key is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import scale_values
 from tf_lossscale.wrapper import registry
 from tf_lossscale.wrapper.checks import name_of
@@ -67,10 +68,10 @@ class Target:
     def _key(self, variable: Any) -> Any:
         return self.inner._get_variable_index(variable)
 
-    def slots(self, name: str, attribute: str) -> dict[Any, Any]:
-        """Return all slots of one kind."""
-        del name
-        return dict(enumerate(getattr(self.inner, attribute, None) or ()))
+    def slots(self) -> dict[str, dict[Any, Any]]:
+        """Map the name of each slot to a dict from the keys of the variables to their slots."""
+        attributes = slot_names.ATTRIBUTES.get(slot_names.known_class(self.inner) or "", {})
+        return {name: dict(enumerate(getattr(self.inner, attributes[name], None) or ())) for name in attributes}
 
     def iterations(self) -> Any:
         """Return the variable with the step count. With gradient accumulation in Keras 3, it counts micro-steps."""
@@ -125,9 +126,9 @@ class _Legacy(Target):
         key = variable._unique_id
         return key if key in self.inner._slots or not self.inner._slots else None
 
-    def slots(self, name: str, attribute: str) -> dict[Any, Any]:
-        del attribute
-        return {key: slots[name] for key, slots in self.inner._slots.items() if name in slots}
+    def slots(self) -> dict[str, dict[Any, Any]]:
+        of_variables = self.inner._slots
+        return {name: {key: of[name] for key, of in of_variables.items() if name in of} for name in super().slots()}
 
     def iterations(self) -> Any:
         return self.inner.iterations
