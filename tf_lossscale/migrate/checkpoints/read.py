@@ -28,7 +28,10 @@ def _read(given: str) -> File:
         contents.path, contents.kind = given, "SavedModel"
         return contents
     if path.is_dir():
-        return _checkpoint(_only_checkpoint_in(path))
+        raise FileError(
+            f"{given}: the folder is not a SavedModel. Pass a checkpoint in it, such as {path / 'ckpt-1'}; "
+            "tf.train.latest_checkpoint(folder) returns the newest."
+        )
     if path.is_file():
         with path.open("rb") as file:
             begin = file.read(8)
@@ -46,18 +49,6 @@ def _read(given: str) -> File:
         if not pathlib.Path(f"{given}.index").is_file():
             raise FileError(f"{given}: the file is neither a checkpoint nor an .h5 model, or it is damaged.")
     return _checkpoint(given)
-
-
-def _only_checkpoint_in(folder: pathlib.Path) -> str:
-    prefixes = sorted(str(file.with_suffix("")) for file in folder.glob("*.index") if file.is_file())
-    if not prefixes:
-        raise FileNotFoundError(f"{folder}: the folder has no checkpoint, and is not a SavedModel.")
-    if len(prefixes) > 1:
-        raise FileError(
-            f"{folder}: the folder has {len(prefixes)} checkpoints. Pass one of them, for example {prefixes[-1]}. "
-            "tf.train.latest_checkpoint(folder) returns the newest."
-        )
-    return prefixes[0]
 
 
 def _checkpoint(prefix: str) -> File:

@@ -78,8 +78,8 @@ def restore(
 
     Args:
         source: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint from `tf.train.Checkpoint` or
-            `tf.compat.v1.train.Saver`, a folder with one checkpoint, a SavedModel, or an `.h5` file. Or an optimizer,
-            such as the `optimizer` of a model that its own library has loaded from a `.keras` file.
+            `tf.compat.v1.train.Saver`, a SavedModel, or an `.h5` file. Or an optimizer, such as the `optimizer` of a
+            model that its own library has loaded from a `.keras` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
