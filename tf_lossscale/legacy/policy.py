@@ -99,7 +99,7 @@ _USE_ONE = (
 def _policy_class(library: Any) -> Any:
     @library.library.saving.register_keras_serializable("tf_lossscale.legacy")
     class Policy(library.Policy):
-        """A dtype policy with a loss scale. `compile` wraps the optimizer with the loss scale of "mixed_float16".
+        """A dtype policy with a loss scale. `compile` uses the loss scale of a global "mixed_float16" policy.
 
         Args:
             name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
