@@ -39,7 +39,7 @@ def of_config(config: dict[str, Any], family: str) -> Optimizer:
         state = _numbers(inner[STATE])
         made.scale_state = {name: state[name] for name in SCALE_NAMES if name in state}
         # The values of a user-defined loss scale's own variables.
-        made.others += [f"{STATE}/{name}" for name in inner[STATE] if name == "variables"]
+        made.others += [f"{STATE}/variables"] if "variables" in inner[STATE] else []
     return made
 
 
