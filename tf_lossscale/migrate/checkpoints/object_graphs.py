@@ -209,23 +209,8 @@ class _Graph:
         # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
         # of their variables among the other variables are unknown.
         unplaced = [node for node in range(len(self._nodes)) if node not in reached and node not in own]
-        nodes = [*reached, *unplaced]
-        listed: set[int] = set()
-        for node in sorted(self._of_optimizers):
-            if "_trainable_variables" in self._children[node]:
-                # A Keras 3 optimizer lists its variables in Keras's order.
-                items = self._children[self._children[node]["_trainable_variables"]]
-                order = dict.fromkeys(items[i] for i in sorted(items, key=int))
-                following = iter(order)
-                nodes = [next(following) if node in order else node for node in nodes]
-                listed |= order.keys()
-        tensors = {node: tensor for node in nodes if (tensor := self.tensor(node)) is not None}
-        others = [
-            tensor
-            for node, tensor in tensors.items()
-            if not (node in listed or tensor.is_counter or _NEITHER_MODEL_NOR_OPTIMIZER.search(tensor.path))
-        ]
-        return list(tensors.values()), not others or not any(node in tensors for node in unplaced)
+        tensors = {node: tensor for node in (*reached, *unplaced) if (tensor := self.tensor(node)) is not None}
+        return list(tensors.values()), not any(node in tensors for node in unplaced)
 
     def _parts_in_keras_order(self, node: int) -> list[int]:
         """Return a node's children. As in Keras, a layer's own variables precede the variables of its sublayers, and
