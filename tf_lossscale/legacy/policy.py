@@ -45,8 +45,8 @@ class Policies:
         name = str(getattr(policy, "name", policy))
         if name.startswith("mixed_") and tf.__internal__.train.is_mixed_precision_graph_rewrite_enabled():
             raise ValueError(
-                f"The global dtype policy cannot be {name!r} after enable_mixed_precision_graph_rewrite was called. "
-                f"{_USE_ONE}"
+                f"The global dtype policy cannot be {name!r} after enable_mixed_precision_graph_rewrite was called. Both "
+                "turn mixed precision on: use one of them."
             )
         self._library.set_global_policy(policy)
 
@@ -85,15 +85,9 @@ def require_no_mixed_policy() -> None:
         name = "" if mixed_precision is None else mixed_precision.global_policy().name
         if name.startswith("mixed_"):
             raise ValueError(
-                f"The graph rewrite cannot be enabled, because the global dtype policy of {package} is {name!r}. "
-                f"{_USE_ONE}"
+                f"The graph rewrite cannot be enabled, because the global dtype policy of {package} is {name!r}. Both "
+                "turn mixed precision on: use one of them."
             )
-
-
-_USE_ONE = (
-    "Both turn mixed precision on: use one of them. If in doubt, use the policy; it works in eager mode too, and each "
-    "layer can have its own."
-)
 
 
 def _policy_class(library: Any) -> Any:
