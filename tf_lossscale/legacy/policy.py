@@ -45,8 +45,8 @@ class Policies:
         name = str(getattr(policy, "name", policy))
         if name.startswith("mixed_") and tf.__internal__.train.is_mixed_precision_graph_rewrite_enabled():
             raise ValueError(
-                f"The global dtype policy cannot be {name!r} after enable_mixed_precision_graph_rewrite was called. Both "
-                "turn mixed precision on: use one of them."
+                f"The global dtype policy cannot be {name!r} after enable_mixed_precision_graph_rewrite was called. "
+                "Both turn mixed precision on: use one of them."
             )
         self._library.set_global_policy(policy)
 
