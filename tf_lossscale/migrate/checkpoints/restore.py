@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -161,8 +162,7 @@ class _Restoration:
         self.notes.unset += target.remaining([variable for variable, _ in self.changes])
         if not target.has_schedule:
             self._set(target.learning_rate(), saved.learning_rate)
-        for variable, value in self.changes:
-            variable.assign(value)
+        _assign(self.changes)
         if steps is not None and hasattr(target.inner, "_u_product_counter"):
             # In eager mode, tf_keras's Nadam compares this number with `iterations`, to update its product once a step.
             target.inner._u_product_counter = steps + 1
@@ -360,3 +360,18 @@ class _Restoration:
             )
         # A count that was not saved has not begun.
         return {**{key: 0 for key in places if key != "loss_scale"}, **state}
+
+
+def _assign(changes: list[tuple[Any, np.ndarray]]) -> None:
+    """Assign a value to each variable. After an error or an interrupt, give the variables their old values again."""
+    before = []
+    try:
+        for variable, value in changes:
+            before.append((variable, tf.convert_to_tensor(variable)))
+            variable.assign(value)
+    except BaseException:
+        for variable, value in before:
+            # The variable whose assignment failed may fail again.
+            with contextlib.suppress(Exception):
+                variable.assign(value)
+        raise
