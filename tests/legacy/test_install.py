@@ -82,7 +82,7 @@ ATTRIBUTES = {
     "tf.compat.v2.mixed_precision.experimental": SCALES,
     "tf.contrib.mixed_precision": MANAGERS,
     "tf1.contrib.mixed_precision": MANAGERS,
-    "tf.keras.mixed_precision": ["LossScaleOptimizer", "global_policy", "set_global_policy"],
+    "tf.keras.mixed_precision": ["LossScaleOptimizer", "Policy", "global_policy", "set_global_policy"],
     "tf.keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
     "tf1.keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
     "tf_keras.mixed_precision.experimental": EXPERIMENTAL_NAMES,
@@ -140,6 +140,7 @@ def test_an_attribute_and_an_import_are_the_same(installed):
     assert imported.LossScaleOptimizer is tf_keras.mixed_precision.experimental.LossScaleOptimizer
     assert mixed_precision.LossScaleOptimizer is LossScaleOptimizer is tf.keras.mixed_precision.LossScaleOptimizer
     assert imported.LossScaleOptimizer is experimental.LossScaleOptimizer
+    assert not hasattr(imported, "set_global_policy"), "tf.keras has it; in the experimental module it was set_policy"
     assert LossScaleOptimizer is not imported.LossScaleOptimizer, "two generations, two meanings of the arguments"
 
 
@@ -225,14 +226,16 @@ def test_what_somebody_else_set_meanwhile_stays():
 
 def test_a_name_that_a_library_lacks_is_said_and_the_others_are_set(caplog, monkeypatch):
     trainer = pytest.importorskip("keras.src.trainers.trainer", reason="TensorFlow 2.15: its Keras is Keras 2")
-    monkeypatch.delattr(trainer, "LossScaleOptimizer")
+    monkeypatch.delattr(trainer, "optimizers")
     monkeypatch.setitem(table.OLD, "tensorflow.contrib.mixed_precision.Gone", table.Old(table.LEGACY, "keras.Gone"))
     with tf_lossscale.install():
+        assert trainer.LossScaleOptimizer is wrap_in_compile.stand_in_for("keras")
+        assert tf.keras.Model.compile.__wrapped__
         assert not hasattr(tf.contrib.mixed_precision, "Gone")
         for path in ATTRIBUTES:
             assert all(is_ours(getattr(eval(path), name)) for name in ATTRIBUTES[path])
     said = [record.getMessage() for record in caplog.records]
-    for name in ("keras.src.trainers.trainer.LossScaleOptimizer", "tensorflow.contrib.mixed_precision.Gone"):
+    for name in ("keras.src.trainers.trainer.optimizers", "tensorflow.contrib.mixed_precision.Gone"):
         assert any(message.startswith(f"tf_lossscale leaves {name} as it is: ") for message in said), name
 
 
@@ -470,19 +473,53 @@ def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_
     again = of("mixed_float16").optimizer
     assert again.dynamic
     assert again.inner_optimizer is inner
+    assert of("mixed_float16").optimizer is again
     assert first.optimizer.loss_scale() == 8
     losses = second.fit(np.ones((8, 1)), np.full((8, 1), 3.0), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
 
 
+def test_compile_honours_the_policy_that_the_model_was_built_under(keras):
+    mixed_precision = keras.mixed_precision.experimental
+    Policy = mixed_precision.Policy
+
+    class Own(keras.Model):
+        def compile(self, optimizer):
+            super().compile(optimizer, "mse")
+
+    def compiled(built_under, compiled_under, **keywords):
+        mixed_precision.set_policy(built_under)
+        model = Own(**keywords)
+        mixed_precision.set_policy(compiled_under)
+        inner = keras.optimizers.SGD()
+        model.compile(inner)
+        return None if model.optimizer is inner else model.optimizer.loss_scale()
+
+    eight, none = Policy("mixed_float16", loss_scale=8), Policy("mixed_float16", loss_scale=None)
+    assert compiled(eight, "float32") == 8
+    assert compiled(eight, Policy("mixed_float16", loss_scale=16)) == 8
+    assert compiled(none, "mixed_float16") is None
+    assert compiled("mixed_float16", eight) == 2**15
+    assert compiled("float32", eight) is None
+    assert compiled("float32", Policy("float32", loss_scale=4)) is None
+    assert compiled(Policy("mixed_bfloat16", loss_scale=4), "float32") == 4
+    assert compiled("float32", "float32", dtype=eight) == 8
+    assert compiled("float32", "float32", dtype=Policy("float32", loss_scale=2)) == 2
+    mixed_precision.set_policy(eight)
+    layer = keras.layers.Dense(1)
+    mixed_precision.set_policy("float32")
+    assert mixed_precision.get_layer_policy(layer) is eight
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("set_by", ["experimental.set_policy", "set_global_policy"])
-def test_compile_honours_the_loss_scale_of_the_global_policy(keras, set_by, tmp_path):
+def test_compile_honours_the_loss_scale_of_every_policy(keras, name, set_by, tmp_path):
     mixed_precision = keras.mixed_precision.experimental
     set_policy = mixed_precision.set_policy if "experimental" in set_by else keras.mixed_precision.set_global_policy
 
     def of(loss_scale, optimizer="sgd"):
-        return compiled(keras, set_policy, mixed_precision.Policy("mixed_float16", loss_scale), optimizer)
+        return compiled(keras, set_policy, mixed_precision.Policy(name, loss_scale=loss_scale), optimizer)
 
     for loss_scale, value in ((10, 10), ("dynamic", 2**15), (legacy.DynamicLossScale(64), 64)):
         model = of(loss_scale)
@@ -495,20 +532,25 @@ def test_compile_honours_the_loss_scale_of_the_global_policy(keras, set_by, tmp_
     assert not isinstance(of(None).optimizer, tf_lossscale.LossScaleOptimizer)
     explicit = mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), 5)
     assert of(10, explicit).optimizer is explicit
-    for name in ("float32", "mixed_bfloat16", "mixed_float16"):
-        by_name = compiled(keras, set_policy, name).optimizer
-        assert isinstance(by_name, tf_lossscale.LossScaleOptimizer) is (name == "mixed_float16")
+    by_name = compiled(keras, set_policy, name).optimizer
+    assert isinstance(by_name, tf_lossscale.LossScaleOptimizer) is (name == "mixed_float16")
 
 
-def test_a_model_of_an_earlier_policy_never_loses_its_loss_scale(keras):
-    mixed_precision = keras.mixed_precision.experimental
-    mixed_precision.set_policy(mixed_precision.Policy("mixed_float16", loss_scale=8))
-    layer, model = keras.layers.Dense(1), keras.Sequential([keras.layers.Dense(1)])
-    for name in ("float32", "mixed_bfloat16"):
-        mixed_precision.set_policy(mixed_precision.Policy(name, loss_scale=None))
-        model.compile(keras.optimizers.SGD(), "mse")
-        assert model.optimizer.loss_scale() == 2**15
-    assert mixed_precision.get_layer_policy(layer).loss_scale() == 8
+def test_the_stable_policy_takes_a_loss_scale_and_is_the_library_s_own_without_one(keras):
+    Policy = keras.mixed_precision.Policy
+    assert Policy("mixed_float16", loss_scale=8).loss_scale() == 8
+    plain = Policy("mixed_float16")
+    assert not type(plain).__module__.startswith("tf_lossscale")
+    assert isinstance(plain, Policy)
+    assert isinstance(keras.layers.Dense(1).dtype_policy, Policy)
+    model = compiled(keras, keras.mixed_precision.set_global_policy, Policy("mixed_float16", loss_scale=8))
+    assert float(model.optimizer.loss_scale) == 8
+
+    class Mine(Policy):
+        pass
+
+    assert isinstance(Mine("float32"), Mine)
+    assert not isinstance(plain, Mine)
 
 
 # What else old code does around the names. ----------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """wrap_in_compile() changes the class that `compile` wraps optimizers in, nothing else, and can be undone."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -158,7 +160,10 @@ def test_the_name_in_the_modules_with_compile_is_all_that_changes():
     changed = {f"{name}.{key}" for name in before for key in content[name] if content[name][key] != before[name][key]}
     expected = {
         "keras.src.trainers.trainer.LossScaleOptimizer",
+        "keras.src.trainers.trainer.optimizers",
         "tf_keras.src.engine.training.lso",
+        "tf_keras.src.engine.training.optimizers",
+        "tf_keras.src.engine.training_v1.optimizers",
         "tf_keras.src.engine.training_v1.loss_scale_optimizer",
         "tf_keras.src.engine.training_eager_v1.loss_scale_optimizer",
     }
@@ -169,12 +174,16 @@ def test_the_name_in_the_modules_with_compile_is_all_that_changes():
 
 
 @pytest.mark.parametrize("family", combinations(FAMILIES, usual=["keras3"]))
-def test_undone_means_the_library_s_own_class_again(family):
+def test_undone_means_the_library_s_own_class_and_method_again(family):
+    compile_, base = family.keras.Model.compile, family.keras.Model
     installation = tf_lossscale.wrap_in_compile()
+    assert base.compile is not compile_
+    assert inspect.signature(base.compile) == inspect.signature(compile_)
     made_before = model_of(family, family.sgd())
     assert is_made_by_compile(family)
     installation.undo()
     installation.undo()
+    assert base.compile is compile_
     assert not is_made_by_compile(family)
     assert "LossScaleOptimizer" in type(model_of(family, family.sgd()).optimizer).__name__
     fit(made_before, *data())

@@ -114,8 +114,8 @@ def wrap_in_compile() -> Installation:
     already compiled keep their optimizer. The call applies to Keras 3 and to tf_keras. It may come before or after
     `import tensorflow`, and may be repeated.
 
-    If the global policy is a "mixed_float16" policy that `tf_lossscale.legacy.experimental` created with a loss scale,
-    `compile` uses this loss scale. With `loss_scale=None`, it does not wrap the optimizer.
+    There is one exception: a global policy that `tf_lossscale.legacy.experimental` created can have a loss scale
+    without being "mixed_float16". `compile` then wraps the optimizer, although Keras alone would not.
 
     >>> import tensorflow as tf
     >>> import tf_lossscale

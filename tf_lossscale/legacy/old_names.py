@@ -2,7 +2,7 @@
 
 | name or module | TensorFlow versions that have it |
 |---|---|
-| `tf.keras.mixed_precision.LossScaleOptimizer` | 2.4 and newer |
+| `tf.keras.mixed_precision.LossScaleOptimizer`, and `.Policy` with a `loss_scale` | 2.0 and newer |
 | `tf.keras.mixed_precision.set_global_policy`, which rejects mixed policies if graph rewriting is on | 2.4 and newer |
 | `tf.keras.mixed_precision.experimental` | 1.15 to 2.8 |
 | `tf.mixed_precision.experimental` | 2.0 to 2.8 |
@@ -27,8 +27,6 @@ from tf_lossscale.legacy.changes import Change, Changes
 from tf_lossscale.legacy.table import OLD, WRAPPERS_WITH_OLD_ARGUMENTS, Old, rows_in
 from tf_lossscale.libraries import keras_versions, optional
 from tf_lossscale.wrapper import registry
-
-_EXPERIMENTAL = "keras.mixed_precision.experimental"
 
 
 def names_in(module: str, library: str = "") -> dict[str, Any]:
@@ -66,14 +64,27 @@ def _put_keras(changes: Changes, module: types.ModuleType) -> None:
     # `tf_keras` package.
     if not registry.wrapper_classes_of(library):
         return
-    names = {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": names_in(_EXPERIMENTAL, library)}
-    if hasattr(module, "set_global_policy"):
-        names["set_global_policy"] = policy.policies_of(library).set_global_policy
-    changes.put(module, names)
+    policies = policy.policies_of(library)
+    of_policies = {"Policy": policies.StablePolicy, "set_global_policy": policies.set_global_policy}
+    names = {name: value for name, value in of_policies.items() if hasattr(module, name)}
+    changes.put(
+        module, {"LossScaleOptimizer": stable.LossScaleOptimizer, "experimental": _experimental(library), **names}
+    )
 
 
 def _put_private_keras(changes: Changes, module: types.ModuleType) -> None:
-    changes.put(module, {"experimental": names_in(_EXPERIMENTAL, keras_versions.keras_of_tensorflow())})
+    names = _experimental(keras_versions.keras_of_tensorflow())
+    names["get_layer_policy"] = {"get_layer_policy": names["get_layer_policy"]}
+    changes.put(module, {"experimental": names})
+
+
+def _experimental(library: str) -> dict[str, Any]:
+    names = names_in("keras.mixed_precision.experimental", library)
+    # The `experimental` module never had `set_global_policy`. The table contains this name only for the codemod: a
+    # program may assign `experimental` or `mixed_precision` to the same alias, depending on the TensorFlow version, and
+    # call the function through the alias.
+    del names["set_global_policy"]
+    return names
 
 
 def _replace_private_optimizer(changes: Changes, module: types.ModuleType) -> None:

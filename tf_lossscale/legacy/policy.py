@@ -24,6 +24,7 @@ class Policies:
         self._library = library
         self.Policy: Any = _policy_class(library)
         self.PolicyV1: Any = self.Policy
+        self.StablePolicy: Any = _stable_policy_class(library, self.Policy)
 
     def global_policy(self) -> Any:
         """Return the global policy, with its loss scale."""
@@ -46,7 +47,7 @@ class Policies:
         if name.startswith("mixed_") and tf.__internal__.train.is_mixed_precision_graph_rewrite_enabled():
             raise ValueError(
                 f"The global dtype policy cannot be {name!r} after enable_mixed_precision_graph_rewrite was called. "
-                "Both turn mixed precision on: use one of them."
+                f"{_USE_ONE}"
             )
         self._library.set_global_policy(policy)
 
@@ -57,11 +58,16 @@ class Policies:
             raise ValueError(f"get_layer_policy() can only be called on a layer, but got: {layer!r}.")
         return self._with_loss_scale(policy)
 
-    def old_policy(self) -> Any:
-        """Return the global policy if it was set with the old `set_policy` or is an instance of the old `Policy`."""
-        policy = self._library.global_policy()
+    def loss_scale_of(self, policy: Any) -> Any:
+        """Return the loss scale of the wrapper for a model with this policy, or None if it needs no wrapper."""
         policy = getattr(policy, _OLD, policy)
-        return policy if isinstance(policy, self.Policy) else None
+        if self.is_old(policy) and not policy.has_default_loss_scale:
+            return policy.loss_scale
+        return "dynamic" if policy.name == "mixed_float16" else None
+
+    def is_old(self, policy: Any) -> bool:
+        """Return whether a policy was set with the old `set_policy`, or is an instance of the old `Policy`."""
+        return isinstance(getattr(policy, _OLD, policy), self.Policy)
 
     def _with_loss_scale(self, policy: Any) -> Any:
         policy = getattr(policy, _OLD, policy)
@@ -85,15 +91,21 @@ def require_no_mixed_policy() -> None:
         name = "" if mixed_precision is None else mixed_precision.global_policy().name
         if name.startswith("mixed_"):
             raise ValueError(
-                f"The graph rewrite cannot be enabled, because the global dtype policy of {package} is {name!r}. Both "
-                "turn mixed precision on: use one of them."
+                f"The graph rewrite cannot be enabled, because the global dtype policy of {package} is {name!r}. "
+                f"{_USE_ONE}"
             )
+
+
+_USE_ONE = (
+    "Both turn mixed precision on: use one of them. If in doubt, use the policy; it works in eager mode too, and each "
+    "layer can have its own."
+)
 
 
 def _policy_class(library: Any) -> Any:
     @library.library.saving.register_keras_serializable("tf_lossscale.legacy")
     class Policy(library.Policy):
-        """A dtype policy with a loss scale. `compile` uses the loss scale of a global "mixed_float16" policy.
+        """A dtype policy with a loss scale. `compile` wraps the optimizer with this loss scale.
 
         Args:
             name: "mixed_float16", "mixed_bfloat16" or the name of a dtype.
@@ -111,10 +123,9 @@ def _policy_class(library: Any) -> Any:
                 loss_scale = "dynamic" if name == "mixed_float16" else None
             # A dynamic loss scale has variables, so it is created on first access.
             self._loss_scale = loss_scale if self.has_default_loss_scale else loss_scale_lib.get(loss_scale)
-            if self._loss_scale is not None and name != "mixed_float16":
+            if self._loss_scale is not None and self.compute_dtype != "float16":
                 logging.warning(
-                    "Policy(%r, loss_scale=%r): compile() uses the loss scale of a policy only if its name is "
-                    "'mixed_float16'. Leave out `loss_scale`, or wrap the optimizer in a LossScaleOptimizer.",
+                    "Policy(%r, loss_scale=%r): only float16 gradients need a loss scale. Leave out `loss_scale`.",
                     name,
                     loss_scale,
                 )
@@ -145,6 +156,25 @@ def _policy_class(library: Any) -> Any:
             return f'<Policy "{self.name}", loss_scale={self.loss_scale!r}>'
 
     Policy.__qualname__ = "Policy"
+    return Policy
+
+
+def _stable_policy_class(library: Any, with_loss_scale: Any) -> Any:
+    plain: Any = library.Policy
+
+    class Policies(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, plain) if cls is Policy else super().__instancecheck__(instance)
+
+    class Policy(plain, metaclass=Policies):
+        """Creates Keras's own dtype policy, or the old `Policy` with a loss scale if `loss_scale` is passed."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Policy:
+                return super().__new__(cls)
+            has_loss_scale = "loss_scale" in kwargs or len(args) > 1
+            return (with_loss_scale if has_loss_scale else plain)(*args, **kwargs)
+
     return Policy
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +47,13 @@ class TensorLike:
             return getattr(tf.convert_to_tensor(self()), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    #: Lets NumPy's arrays leave an operation such as `array * self` to this class.
-    __array_ufunc__ = None
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        """Return the trace type. A tf.function distinguishes such objects by identity, not by their current values."""
+        return _SameObject(weakref.ref(self))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        # `copy` is ignored, because each conversion computes a new array.
+        return np.asarray(self().numpy(), dtype)
 
     def __float__(self) -> float:
         return float(self())
@@ -55,6 +63,25 @@ class TensorLike:
 
     def __format__(self, spec: str) -> str:
         return format(self().numpy(), spec) if tf.executing_eagerly() else format(str(self), spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SameObject(tf.types.experimental.TraceType):
+    """The trace type of one Python object. A tf.function is traced again if it is called with a different object."""
+
+    value: weakref.ref[Any]
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return bool(self == other)
+
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> _SameObject | None:
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context: Any) -> Any:
+        return self.value()
+
+    def cast(self, value: Any, cast_context: Any) -> Any:
+        return value
 
 
 def _operator_of_tensors(name: str) -> Any:
