@@ -114,8 +114,8 @@ UNFIT = [
         for name in ("steps", "rate", "loss_scale")
         for value in (b"x", 1j)
     ),
-    ("steps", 0.5, "iteration is of dtype float64"),
-    *(("good_steps", value, "good_steps is of dtype float64") for value in (0.5, np.nan)),
+    *(("steps", value, "iterations must be a number of steps") for value in (np.int64(-1), np.int64(2**63 - 1), 0.5)),
+    *(("good_steps", value, "dynamic_counter must be a number of steps") for value in (np.int64(2**63 - 2), np.nan)),
 ]
 
 
@@ -143,9 +143,24 @@ def test_a_loss_scale_that_is_no_positive_number_is_not_restored_and_a_note_says
     assert f"loss_scale={value:g}" in note
 
 
-def test_values_are_rounded_to_a_lower_precision_and_beyond_its_range_refused(tmp_path):
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_after_an_assignment_that_fails_every_variable_has_its_old_value(error, tmp_path, monkeypatch):
+    optimizer, variables, state = optimizer_and_variables()
+    before = [np.array(each) for each in state]
+
+    def fails(value):
+        raise error
+
+    monkeypatch.setattr(optimizer.inner_optimizer._iterations, "assign", fails)
+    with pytest.raises(error):
+        migrate.restore(crafted(tmp_path), optimizer, variables)
+    np.testing.assert_equal([np.array(each) for each in state], before)
+
+
+def test_values_of_a_lower_precision_are_noted_and_values_beyond_its_range_are_refused(tmp_path):
     optimizer, variables, _ = optimizer_and_variables("float16")
-    migrate.restore(crafted(tmp_path, bias=[0.1, 0.5]), optimizer, variables)
+    *_, note = migrate.restore(crafted(tmp_path, bias=[0.1, 0.5]), optimizer, variables).notes
+    assert note.startswith("These values are rounded") and note.endswith(": bias.")
     np.testing.assert_array_equal(variables[1], np.float16([0.1, 0.5]))
     for name, place in (("bias", "bias"), ("biass_momentum", ".*")):
         with pytest.raises(ValueError, match=f"do not fit into {place} of dtype float16"):

@@ -26,12 +26,15 @@ class Notes:
     lost: list[str] = dataclasses.field(default_factory=list)
     #: The values of the new optimizer that the saved one does not have.
     unset: list[str] = dataclasses.field(default_factory=list)
+    #: The values that are rounded to a dtype of lower precision.
+    rounded: list[str] = dataclasses.field(default_factory=list)
 
     def all(self) -> tuple[str, ...]:
         """Return all notes."""
         lost = "These values of the saved optimizer have no place in the new one and are not restored"
         unset = "The saved optimizer has no value for these parts of the new one, which do not change"
-        listed = ((lost, self.lost), (unset, self.unset))
+        rounded = "These values are rounded, because the dtypes of the new variables have a lower precision"
+        listed = ((lost, self.lost), (unset, self.unset), (rounded, self.rounded))
         texts = [*self.texts, *(f"{what}: {', '.join(dict.fromkeys(values))}." for what, values in listed if values)]
         return tuple(map(printable, texts))
 

@@ -149,8 +149,8 @@ class _Restoration:
         saved, target = self.saved, self.target
         self.notes.compare(saved, self.kind, target)
         steps = self._steps()
-        for tensor, variable in self.pairs:
-            self._set(variable, tensor.value(), tensor.path)
+        self._check_counts(steps)
+        self.changes = [(variable, self._rounded(tensor, variable)) for tensor, variable in self.pairs]
         slots = self._slots()
         self._build()
         self._set_slots(slots, steps)
@@ -168,10 +168,20 @@ class _Restoration:
             target.inner._u_product_counter = steps + 1
         return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), self.notes.all())
 
-    def _set(self, variable: Any, value: Any, name: str = "") -> None:
+    def _set(self, variable: Any, value: Any) -> None:
         """Add a change. A value of None means that the file does not contain the value."""
         if value is not None:
-            self.changes.append((variable, self._fitting(name or name_of(variable), value, variable)))
+            self.changes.append((variable, self._fitting(name_of(variable), value, variable)))
+
+    def _check_counts(self, steps: int | None) -> None:
+        """Raise an error if a count is not a number of steps."""
+        counts = {"iterations": steps or 0} | ({} if self.target.scale() is None else self.saved.scale_state)
+        for name, count in counts.items():
+            # Beyond 2**53, a float64 does not hold every count, and further steps might exceed an int64.
+            if name != "loss_scale" and not (0 <= count <= 2**53 and count == int(count)):
+                raise FileError(
+                    f"{self.file.path}: {name} must be a number of steps from 0 to 2**53, but is {count:g}."
+                )
 
     def _class(self) -> str:
         """Return the name of the target's class. Raise an error if it cannot hold the saved slots."""
@@ -210,6 +220,14 @@ class _Restoration:
             f"values do not fit into {name_of(variable)} of dtype {dtype.name} and shape {tuple(variable.shape)}. Pass "
             "a variable of the same dtype and shape."
         )
+
+    def _rounded(self, tensor: Tensor, variable: Any) -> np.ndarray:
+        """Convert a tensor to the dtype of a variable, and note if its values are rounded."""
+        value = tensor.value()
+        fitting = self._fitting(tensor.path, value, variable)
+        if not np.array_equal(fitting, value, equal_nan=fitting.dtype.kind in "fc"):
+            self.notes.rounded.append(tensor.path)
+        return fitting
 
     def _steps(self) -> int | None:
         """Return the number of steps. With gradient accumulation, Keras 3 counts micro-steps."""
@@ -325,7 +343,7 @@ class _Restoration:
             if key not in places[slot]:
                 self.notes.lost.append(f"the slots {slot}")
                 continue
-            value = self._fitting(tensor.path, tensor.value(), places[slot][key])
+            value = self._rounded(tensor, places[slot][key])
             if self.saved.of_tf1 and self.kind == "SGD":
                 # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
