@@ -167,6 +167,24 @@ def test_values_of_a_lower_precision_are_noted_and_values_beyond_its_range_are_r
             migrate.restore(crafted(tmp_path, **{name: [1e5, 1.0]}), optimizer, variables)
 
 
+def test_a_checkpoint_file_leads_only_into_its_own_folder_unless_its_target_is_passed(tmp_path, capsys):
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    path = crafted(outside)
+    (folder / "part").mkdir(parents=True)
+    (folder / "link").symlink_to(outside)
+    for target in (path, "../outside/ckpt", "link/ckpt", "part/../../outside/ckpt"):
+        (folder / "checkpoint").write_text(f'model_checkpoint_path: "{target}"\n')
+        assert cli.main(["inspect", str(folder)]) == 2
+        assert "the file `checkpoint` leads to another folder" in capsys.readouterr().err
+    assert cli.main(["inspect", path]) == 0
+    for suffix in (".index", ".data-00000-of-00001"):
+        (folder / "part" / f"ckpt{suffix}").write_bytes((outside / f"ckpt{suffix}").read_bytes())
+    (folder / "checkpoint").write_text('model_checkpoint_path: "part/ckpt"\n')
+    assert cli.main(["inspect", str(folder)]) == 0
+    assert cli.main(["inspect", str(folder / "part")]) == 2
+    assert "the folder is not a SavedModel" in capsys.readouterr().err
+
+
 def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys):
     evil = "a\x1b[2J\x9b\u202e\nfaked line"
     variables = {name: tf.Variable([1.0], name="variable") for name in (evil, "b")}

@@ -89,10 +89,13 @@ def test_the_table_is_for_people(capsys):
         assert row.split() in words, row
 
 
-def test_a_scale_of_infinity_is_shown(tmp_path, capsys):
+def test_a_folder_is_its_latest_checkpoint_and_a_scale_of_infinity_is_shown(tmp_path, capsys):
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD())
-    optimizer._loss_scale.current_loss_scale.assign(np.inf)
-    path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "ckpt"))
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(optimizer=optimizer), str(tmp_path), max_to_keep=2)
+    for scale in (2.0, 4.0, np.inf):
+        optimizer._loss_scale.current_loss_scale.assign(scale)
+        path = manager.save()
+    assert inspect_json(tmp_path, capsys)["path"] == path
     assert inspect_json(path, capsys)["optimizers"][0]["scale_state"]["loss_scale"] == "inf"
     assert ["loss", "scale", "inf"] in [line.split() for line in inspect(path, capsys)[1].out.splitlines()]
 
@@ -180,7 +183,7 @@ WRONG = [
     (MISSING, without(".index")),
     (MISSING, without(".data-00000-of-00001")),
     (MISSING, lambda folder: folder / "ckpt"),
-    ("the folder is not a SavedModel. Pass a checkpoint in it, such as ", lambda folder: folder),
+    ("the folder is not a SavedModel, and its file `checkpoint` is missing", lambda folder: folder),
     ("cat.png: the file is neither a checkpoint nor an .h5 model", file("cat.png", b"\x89PNG\r\n\x1a\n" + bytes(100))),
     ("model.keras: the file is neither a checkpoint nor an .h5 model", file("model.keras", b"")),
     ("model.keras: a .keras file is loaded by the Keras library that wrote it", saved("model.keras", "save")),

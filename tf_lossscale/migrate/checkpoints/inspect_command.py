@@ -16,7 +16,7 @@ from tf_lossscale.writing import aligned, printable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tf-lossscale inspect`."""
     parser.epilog = "The exit code is 2 if the file is missing, damaged or of an unknown kind."
-    parser.add_argument("path", metavar="PATH", help="a checkpoint's prefix, a SavedModel, or an .h5 file")
+    parser.add_argument("path", metavar="PATH", help="a checkpoint's prefix or folder, a SavedModel, or an .h5 file")
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of the tables")
 
 

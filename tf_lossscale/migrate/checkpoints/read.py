@@ -28,10 +28,7 @@ def _read(given: str) -> File:
         contents.path, contents.kind = given, "SavedModel"
         return contents
     if path.is_dir():
-        raise FileError(
-            f"{given}: the folder is not a SavedModel. Pass a checkpoint in it, such as {path / 'ckpt-1'}; "
-            "tf.train.latest_checkpoint(folder) returns the newest."
-        )
+        return _checkpoint(_latest_in(given))
     if path.is_file():
         with path.open("rb") as file:
             begin = file.read(8)
@@ -49,6 +46,20 @@ def _read(given: str) -> File:
         if not pathlib.Path(f"{given}.index").is_file():
             raise FileError(f"{given}: the file is neither a checkpoint nor an .h5 model, or it is damaged.")
     return _checkpoint(given)
+
+
+def _latest_in(folder: str) -> str:
+    import tensorflow as tf
+
+    latest = tf.train.latest_checkpoint(folder)
+    if latest is None:
+        raise FileError(
+            f"{folder}: the folder is not a SavedModel, and its file `checkpoint` is missing or names no checkpoint. "
+            "Pass a checkpoint in it, such as ckpt-1."
+        )
+    if not os.path.realpath(latest).startswith(os.path.realpath(folder) + os.sep):
+        raise FileError(f"{folder}: the file `checkpoint` leads to another folder. Pass {latest} if you trust it.")
+    return latest
 
 
 def _checkpoint(prefix: str) -> File:
