@@ -58,10 +58,10 @@ def test_functions_that_xla_compiles_are_known_with_their_branches_and_the_funct
 def test_who_asks_for_variables_is_told_of_old_and_of_new_ones():
     weights, told = Variables("counts"), []
     with tf.Graph().as_default():
-        old = weights._weight("old", 0, tf.int64)
+        old = weights._variable_named("old", 0, tf.int64)
         tell_of_new(told.append)
-        new = weights._weight("new", 0, tf.int64)
-        weights._weight("new", 0, tf.int64)
+        new = weights._variable_named("new", 0, tf.int64)
+        weights._variable_named("new", 0, tf.int64)
         assert any(each is old for each in told)
         assert [each is new for each in told].count(True) == 1
         assert told[-1] is new

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.rules import Rules, ScaleState
 
 SETTINGS = hypothesis.settings(max_examples=150)
 
@@ -70,7 +70,7 @@ ZERO = tf.constant(0, tf.int64)
 @SETTINGS
 @hypothesis.given(rules(), st.sampled_from([1.0, 8.0, 2.0**15, 2.0**126]), st.lists(st.booleans(), max_size=12))
 def test_random_outcomes_follow_the_algorithm_as_it_is_stated(rules, scale, outcomes):
-    model, state = Model(rules, scale), Counts(tf.constant(scale), ZERO, ZERO)
+    model, state = Model(rules, scale), ScaleState(tf.constant(scale), ZERO, ZERO)
     for finite in outcomes:
         state = rules.next(tf.constant(finite), state)
         expected = model.step(finite)
@@ -84,7 +84,7 @@ def test_random_outcomes_follow_the_algorithm_as_it_is_stated(rules, scale, outc
 def test_the_scale_stays_finite_positive_and_between_its_bounds(rules, outcomes):
     low, high = rules.min_scale, rules.max_scale or math.inf
     hypothesis.assume(low <= high)
-    state = Counts(tf.constant(low), ZERO, ZERO)
+    state = ScaleState(tf.constant(low), ZERO, ZERO)
     for finite in outcomes:
         state = rules.next(tf.constant(finite), state)
         assert low <= float(state.scale) <= high
@@ -116,7 +116,7 @@ def test_the_scale_stays_finite_positive_and_between_its_bounds(rules, outcomes)
     ],
 )
 def test_a_table_of_sequences(rules, before, outcomes, expected):
-    state = Counts(*before)
+    state = ScaleState(*before)
     for outcome in outcomes:
         state = rules.next(outcome == "g", state)
     assert (float(state.scale), int(state.good), int(state.bad)) == expected
@@ -134,8 +134,8 @@ def test_the_factors_nearest_to_one_and_equal_bounds_are_taken():
 def test_a_tf_function_and_xla_do_as_eager_mode_does():
     rules = Rules(growth_steps=2, growth_factor=3.0, backoff_factor=0.3, hysteresis=2)
     for options in ({}, {"jit_compile": True}):
-        step = tf.function(lambda finite, *counts: rules.next(finite, Counts(*counts)), **options)
-        eager = compiled = Counts(tf.constant(8.0), ZERO, ZERO)
+        step = tf.function(lambda finite, *counts: rules.next(finite, ScaleState(*counts)), **options)
+        eager = compiled = ScaleState(tf.constant(8.0), ZERO, ZERO)
         for finite in (True, True, False, True, False, False, True, True, False):
             eager = rules.next(tf.constant(finite), eager)
             compiled = step(tf.constant(finite), *compiled)
@@ -143,8 +143,8 @@ def test_a_tf_function_and_xla_do_as_eager_mode_does():
 
 
 def test_the_step_is_a_few_scalar_operations_without_a_branch():
-    counts = Counts(*(tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.int64)))
-    step = tf.function(lambda finite, *counts: Rules().next(finite, Counts(*counts)))
+    counts = ScaleState(*(tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.int64)))
+    step = tf.function(lambda finite, *counts: Rules().next(finite, ScaleState(*counts)))
     operations = step.get_concrete_function(tf.TensorSpec([], tf.bool), *counts).graph.get_operations()
     assert not {"If", "StatelessIf", "While", "Switch"} & {o.type for o in operations}
     assert all(output.shape.rank == 0 for o in operations for output in o.outputs)

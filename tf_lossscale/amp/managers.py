@@ -17,7 +17,7 @@ from tf_lossscale.core import finite, replicas
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
-from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.rules import Rules, ScaleState
 from tf_lossscale.core.variables import LazyVariable, as_number
 
 
@@ -111,7 +111,7 @@ class LossScaleManager(LossScale, abc.ABC):
             # restored.
             self._moved_to = np.float32(self.initial_scale)
             self._cell = self.get_update_cell() if self._own_rule == "get_update_cell" else None
-        return self._weight("current_loss_scale", self.initial_scale, tf.float32)
+        return self._variable_named("current_loss_scale", self.initial_scale, tf.float32)
 
     def __call__(self) -> tf.Tensor:
         """Return the current scale, as a float32 scalar tensor."""
@@ -397,7 +397,7 @@ class DynamicLossScaleUpdateCell(tf.Module):
         overflow = tf.cast(overflow, tf.bool)
         now = tf.convert_to_tensor(self.cur_iter)
         good = now - 1 - self.last_overflow_iter
-        after = self._rules.next(tf.logical_not(overflow), Counts(loss_scale, good, 0))
+        after = self._rules.next(tf.logical_not(overflow), ScaleState(loss_scale, good, 0))
         # The count of finite steps starts again after an overflow and after the scale has grown.
         last_overflow_iter = tf.where(tf.equal(after.good, 0), now, self.last_overflow_iter)
         assigned = [loss_scale.assign(after.scale), self.last_overflow_iter.assign(last_overflow_iter)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_lossscale.amp import managers
 from tf_lossscale.core import finite, scaling
 from tf_lossscale.core.graphs import operations, runs_in_order
-from tf_lossscale.core.rules import Counts, Rules
+from tf_lossscale.core.rules import Rules, ScaleState
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradients, Same, TensorLike
@@ -151,7 +151,7 @@ class DynamicLossScaler(StaticLossScaler):
         Raises:
             TypeError: `grads_finite` is not a bool or a number.
         """
-        after = self._rules.next(_flag(grads_finite), Counts(self.scale_value, self.counter, 0))
+        after = self._rules.next(_flag(grads_finite), ScaleState(self.scale_value, self.counter, 0))
         assigned = [self.scale_value.assign(after.scale), self.counter.assign(after.good)]
         if runs_in_order():
             return True

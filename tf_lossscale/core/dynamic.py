@@ -14,7 +14,7 @@ from absl import logging
 from tf_lossscale import errors
 from tf_lossscale.core.graphs import either
 from tf_lossscale.core.loss_scale import LossScale
-from tf_lossscale.core.rules import KEYWORDS, Counts, Rules, with_rules
+from tf_lossscale.core.rules import KEYWORDS, Rules, ScaleState, with_rules
 from tf_lossscale.core.skipping import print_unless
 from tf_lossscale.core.variables import LazyVariable, as_number
 
@@ -89,7 +89,7 @@ class DynamicLossScale(LossScale):
     @property
     def bad_steps(self) -> tf.Variable | None:
         """The number of overflows counted towards `hysteresis`, an int64 variable, or None if `hysteresis` is 1."""
-        return self._weight("bad_steps", 0, tf.int64) if self._rules.counts_overflows else None
+        return self._variable_named("bad_steps", 0, tf.int64) if self._rules.counts_overflows else None
 
     # Aliases with the names of the attributes in TensorFlow 2.4 to 2.15, which old code may read and assign.
     counter: Any = property(
@@ -213,7 +213,7 @@ class DynamicLossScale(LossScale):
     def move(self, applied: tf.Tensor) -> list[Any]:
         scale, good_steps, bad_steps = self.current_loss_scale, self.good_steps, self.bad_steps
         before = tf.convert_to_tensor(scale)
-        after = self._rules.next(applied, Counts(before, good_steps, 0 if bad_steps is None else bad_steps))
+        after = self._rules.next(applied, ScaleState(before, good_steps, 0 if bad_steps is None else bad_steps))
         # A program may have reset the scale with the optimizer's other variables, or restored it from a bad file.
         is_usable = tf.logical_and(tf.math.is_finite(after.scale), self._is_usable(before))
         if tf.executing_eagerly() and not is_usable:
@@ -246,9 +246,9 @@ class DynamicLossScale(LossScale):
         return self.current_loss_scale
 
     def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
-        assign(self.current_loss_scale, self.in_range(scale))
+        assign(self.current_loss_scale, self._clipped(scale))
 
-    def in_range(self, loaded: float) -> float:
+    def _clipped(self, loaded: float) -> float:
         """Return a loaded scale, clipped to the range of the rules.
 
         A scale that is not a finite number above 0 becomes `initial_scale`.

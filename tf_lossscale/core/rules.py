@@ -16,7 +16,7 @@ from tf_lossscale.core.graphs import either
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Counts(NamedTuple):
+class ScaleState(NamedTuple):
     """The state of a loss scale: the scale and its two counters."""
 
     #: The loss scale, as a float32 scalar.
@@ -50,12 +50,12 @@ class Rules:
                 bad = 0
                 scale = max(scale * backoff_factor, min_scale)
 
-    >>> from tf_lossscale.core.rules import Counts
+    >>> from tf_lossscale.core.rules import ScaleState
     >>> rules = Rules(growth_steps=2)
-    >>> after = rules.next(True, Counts(8.0, 1, 0))
+    >>> after = rules.next(True, ScaleState(8.0, 1, 0))
     >>> float(after.scale), int(after.good)
     (16.0, 0)
-    >>> float(rules.next(False, Counts(8.0, 1, 0)).scale)
+    >>> float(rules.next(False, ScaleState(8.0, 1, 0)).scale)
     4.0
 
     Args:
@@ -122,7 +122,7 @@ class Rules:
             max_scale=high,
         )
 
-    def next(self, finite: Any, before: Counts) -> Counts:
+    def next(self, finite: Any, before: ScaleState) -> ScaleState:
         """Return the state after a step, as tensors.
 
         In a graph, the same few scalar operations run after finite and non-finite steps.
@@ -130,14 +130,14 @@ class Rules:
         scale, zero = tf.convert_to_tensor(before.scale, tf.float32), tf.constant(0, tf.int64)
         good, bad = tf.cast(before.good, tf.int64), tf.cast(before.bad, tf.int64)
 
-        def after_finite() -> Counts:
-            counted = Counts(scale, good + 1, zero if self.finite_step_resets else bad)
-            grown = lambda: Counts(self._grown(scale), zero, zero)  # noqa: E731
+        def after_finite() -> ScaleState:
+            counted = ScaleState(scale, good + 1, zero if self.finite_step_resets else bad)
+            grown = lambda: ScaleState(self._grown(scale), zero, zero)  # noqa: E731
             return either(counted.good >= self.growth_steps, grown, lambda: counted)
 
-        def after_overflow() -> Counts:
-            counted = Counts(scale, zero, bad + 1)
-            lowered = lambda: Counts(self._lowered(scale), zero, zero)  # noqa: E731
+        def after_overflow() -> ScaleState:
+            counted = ScaleState(scale, zero, bad + 1)
+            lowered = lambda: ScaleState(self._lowered(scale), zero, zero)  # noqa: E731
             return either(counted.bad >= self.hysteresis, lowered, lambda: counted)
 
         return either(finite, after_finite, after_overflow)

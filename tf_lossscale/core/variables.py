@@ -21,14 +21,14 @@ class Variables(tf.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         del args, kwargs
         this: Any = super().__new__(cls)
-        # `_weights` maps (graph, name) to a variable. Each TF1 graph has its own variables. Eager mode and
+        # `_variables_by_name` maps (graph, name) to a variable. Each TF1 graph has its own variables. Eager mode and
         # tf.functions share one set of variables, for which the graph is None. `__new__` sets the attributes, so that a
         # subclass need not call this class's `__init__`. The attributes are set in `__dict__`, so that TensorFlow does
         # not track them.
-        this.__dict__.update(_weights={}, _tracked_names=[])
+        this.__dict__.update(_variables_by_name={}, _tracked_names=[])
         return this
 
-    def _weight(
+    def _variable_named(
         self,
         name: str,
         initial_value: Any,
@@ -43,12 +43,12 @@ class Variables(tf.Module):
         replicas combines the values. By default the variable has the same value on all replicas.
         """
         graph = _graph_of_variables()
-        variable = self._weights.get((graph, name))
+        variable = self._variables_by_name.get((graph, name))
         if variable is None or replicas.is_missing_copies(variable):
             with tf.init_scope():
                 value = initial_value if variable is None else variable.numpy()
                 variable = _new_variable(name, value, dtype, tracked, aggregation)
-            self._weights[graph, name] = variable
+            self._variables_by_name[graph, name] = variable
             _announce(variable)
             if tracked:
                 self._track_trackable(variable, name, overwrite=True)
@@ -59,7 +59,7 @@ class Variables(tf.Module):
 
     def _is_missing(self, name: str) -> bool:
         """Return whether the variable does not exist yet, or has no copies for the replicas."""
-        made = self._weights.get((_graph_of_variables(), name))
+        made = self._variables_by_name.get((_graph_of_variables(), name))
         return made is None or (tf.distribute.has_strategy() and replicas.is_missing_copies(made))
 
     @property
@@ -85,7 +85,7 @@ class Variables(tf.Module):
 
     def _all(self) -> dict[str, tf.Variable]:
         graph = _graph_of_variables()
-        return {name: variable for (where, name), variable in self._weights.items() if where is graph}
+        return {name: variable for (where, name), variable in self._variables_by_name.items() if where is graph}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         # A SavedModel must include all variables that its exported functions write, even if checkpoints do not include
@@ -97,7 +97,7 @@ class Variables(tf.Module):
 class LazyVariable:
     """A variable of a `Variables` object: declared in the class, created when it is first read.
 
-    It takes the same arguments as `Variables._weight`. `initial_value` may be a function of the object.
+    It takes the same arguments as `Variables._variable_named`. `initial_value` may be a function of the object.
     """
 
     def __init__(self, initial_value: Any, dtype: tf.DType, **options: Any):
@@ -110,10 +110,10 @@ class LazyVariable:
         if holder is None:
             return self
         # Each step reads several variables, so the usual case takes no function call.
-        variable = holder._weights.get((None, self._name))
+        variable = holder._variables_by_name.get((None, self._name))
         if variable is None or tf.distribute.has_strategy() or not tf.compat.v1.executing_eagerly_outside_functions():
             initial = self._initial_value(holder) if callable(self._initial_value) else self._initial_value
-            variable = holder._weight(self._name, initial, self._dtype, **self._options)
+            variable = holder._variable_named(self._name, initial, self._dtype, **self._options)
         return variable
 
     def __set__(self, holder: Any, value: Any) -> None:

@@ -119,7 +119,9 @@ class Diagnosis(Variables):
         _ = self._table(names)  # Reading the table creates its variable.
 
     def _table(self, names: tuple[str, ...]) -> tf.Variable:
-        return self._weight(f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False)
+        return self._variable_named(
+            f"table_{self._tables.index(names)}", [[0] * 4] * len(names), tf.int64, tracked=False
+        )
 
 
 def _after(table: tf.Tensor, checked: list[Any], step: tf.Tensor) -> tf.Tensor:

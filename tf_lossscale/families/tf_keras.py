@@ -182,9 +182,9 @@ LossScaleOptimizer = TFKerasWrapper
 def _move_to_mesh(loss_scale: Any, mesh: Any) -> None:
     """Move a loss scale's variables and their values to a DTensor mesh, where each device has a copy."""
     dtensor = tf.experimental.dtensor
-    for (graph, name), variable in list(loss_scale._weights.items()):
+    for (graph, name), variable in list(loss_scale._variables_by_name.items()):
         layout = dtensor.Layout.replicated(mesh, rank=variable.shape.rank)
         value = dtensor.copy_to_mesh(variable.read_value(), layout)
-        moved = loss_scale._weights[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
+        moved = loss_scale._variables_by_name[graph, name] = dtensor.DVariable(value, trainable=False, name=name)
         if name in loss_scale._tracked_names:
             loss_scale._track_trackable(moved, name, overwrite=True)

@@ -120,9 +120,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager, dynamic.DynamicLossSca
         self._decr_ratio = _number("decr_ratio", decr_ratio)
         self._create_variables()
 
-    _loss_scale: Any = Replaceable(lambda self: self._weight("loss_scale", self.initial_scale, tf.float32))
-    _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int32))
-    _num_bad_steps: Any = Replaceable(lambda self: self._weight("bad_steps", 0, tf.int32))
+    _loss_scale: Any = Replaceable(lambda self: self._variable_named("loss_scale", self.initial_scale, tf.float32))
+    _num_good_steps: Any = Replaceable(lambda self: self._variable_named("good_steps", 0, tf.int32))
+    _num_bad_steps: Any = Replaceable(lambda self: self._variable_named("bad_steps", 0, tf.int32))
 
     # As in `tf.contrib`, the initial scale and the rules for changing the scale are computed from the private
     # attributes on every use, without checks. A subclass that has its own variable for the scale may lack

@@ -97,7 +97,7 @@ class LossScale(TensorLike, core.LossScale, abc.ABC):
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> tf.Variable:
-        return self._weight(name, initial_value, None if dtype is None else tf.as_dtype(dtype))
+        return self._variable_named(name, initial_value, None if dtype is None else tf.as_dtype(dtype))
 
     #: The initial scale. For a user-defined loss scale it is unknown, so it is NaN.
     initial_scale: float = float("nan")
@@ -190,9 +190,9 @@ class DynamicLossScale(LossScale, dynamic.DynamicLossScale):
     # instead of calling the constructor.
 
     _current_loss_scale: Any = Replaceable(
-        lambda self: self._weight("current_loss_scale", self._initial_loss_scale, tf.float32)
+        lambda self: self._variable_named("current_loss_scale", self._initial_loss_scale, tf.float32)
     )
-    _num_good_steps: Any = Replaceable(lambda self: self._weight("good_steps", 0, tf.int64))
+    _num_good_steps: Any = Replaceable(lambda self: self._variable_named("good_steps", 0, tf.int64))
 
     @property
     def initial_loss_scale(self) -> float:

@@ -66,7 +66,7 @@ class Saving(WithLossScale):
             for variable, value in zip(scale.variables, state.pop(_VARIABLES, [])):
                 set_value(variable, value)
             is_dynamic = isinstance(scale, DynamicLossScale)
-            now = scale.in_range(state["loss_scale"]) if is_dynamic else value_of(scale._current())
+            now = scale._clipped(state["loss_scale"]) if is_dynamic else value_of(scale._current())
             self._set_state({**state, "loss_scale": now})
 
     def get_config(self) -> dict[str, Any]:
