@@ -35,7 +35,10 @@ def test_every_command_has_help_of_its_own_that_fits_into_80_columns(command, ca
 
 SENTENCES = [
     (["run"], "nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...]."),
-    (["inspect", "logs"], "logs: the folder is not a SavedModel. Pass a checkpoint in it, such as logs/ckpt-1;"),
+    (
+        ["inspect", "logs"],
+        "logs: the folder is not a SavedModel, and its file `checkpoint` is missing or names no checkpoint.",
+    ),
     (["inspect", "nologs"], "nologs: there is no such file, folder or checkpoint."),
 ]
 

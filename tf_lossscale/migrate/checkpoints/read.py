@@ -51,7 +51,7 @@ def _read(given: str) -> File:
 def _latest_in(folder: str) -> str:
     import tensorflow as tf
 
-    latest = tf.train.latest_checkpoint(folder)
+    latest = tf.train.latest_checkpoint(folder) if os.path.isfile(os.path.join(folder, "checkpoint")) else None
     if latest is None:
         raise FileError(
             f"{folder}: the folder is not a SavedModel, and its file `checkpoint` is missing or names no checkpoint. "
