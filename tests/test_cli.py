@@ -35,10 +35,7 @@ def test_every_command_has_help_of_its_own_that_fits_into_80_columns(command, ca
 
 SENTENCES = [
     (["run"], "nothing to run. Call tf-lossscale run SCRIPT [ARG ...] or run -m MODULE [ARG ...]."),
-    (
-        ["inspect", "logs"],
-        "logs: the folder is not a SavedModel, and its file `checkpoint` is missing or names no checkpoint.",
-    ),
+    (["inspect", "logs"], "logs: the folder has no checkpoint, and is not a SavedModel."),
     (["inspect", "nologs"], "nologs: there is no such file, folder or checkpoint."),
 ]
 

@@ -78,3 +78,5 @@ def test_a_users_own_manager_works_without_deriving_from_ours():
     assert (weight.numpy(), float(optimizer.loss_scale)) == (0.5, 9.0)
     optimizer.apply_gradients([(tf.constant(np.nan), weight)])
     assert (weight.numpy(), float(optimizer.loss_scale)) == (0.5, 1.0)
+    with pytest.raises(TypeError, match="get_loss_scale"):
+        contrib.LossScaleOptimizer(train.GradientDescentOptimizer(0.5), "dynamic")

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.families import FAMILIES
-from tf_lossscale import LossScaleOptimizer, migrate
+from tf_lossscale import LossScaleOptimizer
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
 STATE = {
@@ -67,12 +67,6 @@ def checkpoint(family, model, path):
     return other
 
 
-def restored(family, model, path):
-    other = model_of(family)
-    migrate.restore(model.optimizer, other.optimizer, model.trainable_variables)
-    return other.optimizer
-
-
 def state(family, model, path):
     other = made(family)
     other.set_state(model.optimizer.state())
@@ -101,7 +95,6 @@ WAYS = {
         [weights_saved(".weights.h5"), weights_saved("")],
         [weights_saved("")],
     ),
-    "migrate.restore": ([restored],) * 3,
     "from_config": ([lambda family, model, path: type(model.optimizer).from_config(model.optimizer.get_config())],) * 3,
 }
 CASES = [

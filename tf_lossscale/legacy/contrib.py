@@ -12,8 +12,9 @@ from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.families import tf1
-from tf_lossscale.legacy.loss_scale import Replaceable, move_after
-from tf_lossscale.wrapper import checks, registry
+from tf_lossscale.legacy.loss_scale import move_after
+from tf_lossscale.legacy.private_names import Replaceable
+from tf_lossscale.wrapper import registry
 
 
 class LossScaleManager(abc.ABC):
@@ -197,16 +198,22 @@ class LossScaleOptimizer(tf1.LossScaleOptimizer):
         loss_scale_manager: a manager from this module, or an object with `get_loss_scale` and `update_loss_scale`.
 
     Raises:
-        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`.
+        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or the manager lacks a method.
 
     Source: `tf.contrib.mixed_precision.LossScaleOptimizer` of TensorFlow 1.15.
     """
 
     def __init__(self, opt: Any, loss_scale_manager: Any):
+        for method in ("get_loss_scale", "update_loss_scale"):
+            if not hasattr(loss_scale_manager, method):
+                raise TypeError(
+                    f"`loss_scale_manager` must have a {method}() method, but got: {loss_scale_manager!r}. "
+                    "Derive it from tf_lossscale.legacy.LossScaleManager."
+                )
+        is_ours = isinstance(loss_scale_manager, core.LossScale) or hasattr(loss_scale_manager, "as_loss_scale")
         # A TensorFlow 1 program may wrap the same optimizer again in each graph.
         registry.release(opt)
-        scale = checks.as_loss_scale(loss_scale_manager) or _Managed(loss_scale_manager)
-        super().__init__(opt, loss_scale=scale)
+        super().__init__(opt, loss_scale=loss_scale_manager if is_ours else _Managed(loss_scale_manager))
         # Writing to `__dict__` bypasses TensorFlow's attribute tracking.
         self.__dict__["_loss_scale_manager"] = loss_scale_manager
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import abc
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, overload
 
 import tensorflow as tf
@@ -29,23 +29,13 @@ from tf_lossscale.core import loss_scale as core
 from tf_lossscale.core.graphs import do_not_convert, finished, operations
 from tf_lossscale.core.rules import Rules
 from tf_lossscale.core.variables import as_number
+from tf_lossscale.legacy.private_names import Replaceable
 from tf_lossscale.legacy.tensor_like import TensorLike
 from tf_lossscale.wrapper.checks import decision_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Optimizer, Same
-
-
-class Replaceable:
-    """A private attribute that is computed until a subclass of TensorFlow's class or its instance assigns it."""
-
-    def __init__(self, compute: Callable[[Any], Any]):
-        self._compute = compute
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # This class has no `__set__`, so a value that was assigned to the instance takes precedence over `__get__`.
-        return self if instance is None else self._compute(instance)
 
 
 class LossScale(TensorLike, core.LossScale, abc.ABC):

@@ -161,9 +161,8 @@ def test_values_of_a_lower_precision_are_noted_and_values_beyond_its_range_are_r
     optimizer, variables, _ = optimizer_and_variables("float16")
     *_, note = migrate.restore(crafted(tmp_path, bias=[0.1, 0.5]), optimizer, variables).notes
     assert note.startswith("These values are rounded") and note.endswith(": bias.")
-    np.testing.assert_array_equal(variables[1], np.float16([0.1, 0.5]))
-    for name, place in (("bias", "bias"), ("biass_momentum", ".*")):
-        with pytest.raises(ValueError, match=f"do not fit into {place} of dtype float16"):
+    for name in ("bias", "biass_momentum"):
+        with pytest.raises(ValueError, match="do not fit into bias of dtype float16"):
             migrate.restore(crafted(tmp_path, **{name: [1e5, 1.0]}), optimizer, variables)
 
 
@@ -181,8 +180,6 @@ def test_a_checkpoint_file_leads_only_into_its_own_folder_unless_its_target_is_p
         (folder / "part" / f"ckpt{suffix}").write_bytes((outside / f"ckpt{suffix}").read_bytes())
     (folder / "checkpoint").write_text('model_checkpoint_path: "part/ckpt"\n')
     assert cli.main(["inspect", str(folder)]) == 0
-    assert cli.main(["inspect", str(folder / "part")]) == 2
-    assert "the folder is not a SavedModel" in capsys.readouterr().err
 
 
 def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys):
@@ -196,10 +193,13 @@ def test_names_in_a_file_are_printed_without_control_characters(tmp_path, capsys
     assert cli.main(["inspect", path]) == 0
     printed = capsys.readouterr()
     assert r"a\x1b[2J\x9b\u202e\nfaked line" in printed.out
-    with pytest.raises(ValueError, match="2 variables of the name") as caught:
+    with pytest.raises(ValueError, match="several variables") as caught:
         migrate.restore(path, tf.keras.optimizers.SGD(), {"variable": variables["b"]})
     assert cli.main(["inspect", f"{path}{evil}"]) == 2
+    (tmp_path / "checkpoint").write_text(evil)
+    assert cli.main(["inspect", str(tmp_path)]) == 2
     errors = capsys.readouterr().err
+    assert "the file `checkpoint` cannot be read" in errors
     for text in (printed.out, errors, str(caught.value), note):
         assert all(each.isprintable() for each in text.replace("\n", "")) and "\nfaked" not in text
 

@@ -17,10 +17,10 @@ from tf_lossscale import LossScaleOptimizer, cli
 MODELS = [name for name in checkpoints.OF_MODELS if not name.endswith("_keras")]
 WRITERS = {
     "keras3": "Keras 3",
-    "tf1.15.5_model": "TensorFlow 1.14 to 2.15, or tf_keras legacy",
-    "tf1": "TensorFlow 1.13 to 2 (tf.compat.v1.train)",
-    "tf2": "TensorFlow 1.14 to 2.15, or tf_keras legacy",
-    "tfkeras2.21_legacy": "TensorFlow 1.14 to 2.15, or tf_keras legacy",
+    "tf1": "TensorFlow 1.",
+    **dict.fromkeys(("tf2.0", "tf2.1", "tf2.2"), "TensorFlow 1.14 to 2.2 (tf.keras)"),
+    "tf2": "TensorFlow 2.0 to 2.15, or tf_keras legacy",
+    "tfkeras2.21_legacy": "TensorFlow 2.0 to 2.15, or tf_keras legacy",
     "tfkeras2.21_new": "TensorFlow 2.11 to 2.15, or tf_keras",
 }
 
@@ -52,7 +52,7 @@ def test_it_shows_what_the_original_had_when_it_saved(capsys, name):
     writer = next(text for prefix, text in WRITERS.items() if name.startswith(prefix))
     if name in MODELS and not name.endswith("weights_tf"):
         writer = "Keras 3" if "keras3" in name else "TensorFlow"  # these say a version instead
-    assert writer in shown["writer"]
+    assert writer in shown["written_by"]
 
     # A fixed scale of tf_keras's new optimizers leaves no trace in the file.
     wrapped = "plain" not in name and name != "tfkeras2.21_new_lso_fixed_adam"
@@ -60,10 +60,10 @@ def test_it_shows_what_the_original_had_when_it_saved(capsys, name):
     assert optimizer["iterations"] == iterations
     lost = name in MODELS and "keras3" not in name and name.endswith("_h5")
     there = wrapped and counter is not None and not lost
-    assert optimizer["scale_state"].get("loss_scale") == (loss_scale if there else None)
-    assert optimizer["scale_state"].get("dynamic_counter") == (counter if there else None)
+    assert optimizer["loss_scale"] == (loss_scale if there else None)
+    assert optimizer["counter"] == (counter if there else None)
     usual = {"momentum"} if "momentum" in name else {"m", "v"}
-    assert optimizer["name"] == {"AdamOptimizer": "Adam", "MomentumOptimizer": "SGD"}.get(*2 * meta["optimizer"][:1])
+    assert optimizer["class"] == {"AdamOptimizer": "Adam", "MomentumOptimizer": "SGD"}.get(*2 * meta["optimizer"][:1])
     assert set(optimizer["slots"]) == set(saved.get("slots", usual))
     trained = [each for each in shown["variables"] if each["path"] != "global_step"]
     for slot in optimizer["slots"].values():
@@ -79,7 +79,7 @@ def test_the_table_is_for_people(capsys):
     words = [line.split() for line in lines]
     for row in (
         "kind tf.train.Checkpoint",
-        "written by TensorFlow 1.14 to 2.15, or tf_keras legacy",
+        "written by TensorFlow 2.0 to 2.15, or tf_keras legacy",
         "iterations 9",
         "counter 2",
         "beta_1 0.9",
@@ -94,10 +94,11 @@ def test_a_folder_is_its_latest_checkpoint_and_a_scale_of_infinity_is_shown(tmp_
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(optimizer=optimizer), str(tmp_path), max_to_keep=2)
     for scale in (2.0, 4.0, np.inf):
         optimizer._loss_scale.current_loss_scale.assign(scale)
-        path = manager.save()
-    assert inspect_json(tmp_path, capsys)["path"] == path
-    assert inspect_json(path, capsys)["optimizers"][0]["scale_state"]["loss_scale"] == "inf"
-    assert ["loss", "scale", "inf"] in [line.split() for line in inspect(path, capsys)[1].out.splitlines()]
+        latest = manager.save()
+    assert inspect_json(tmp_path, capsys)["optimizers"][0]["loss_scale"] == "inf"
+    assert inspect_json(latest, capsys)["path"] == latest
+    assert inspect_json(f"{tmp_path}/ckpt-2.index", capsys)["optimizers"][0]["loss_scale"] == 4.0
+    assert inspect_json(f"{tmp_path}/ckpt-2.data-00000-of-00001", capsys)["optimizers"][0]["loss_scale"] == 4.0
 
 
 @pytest.mark.parametrize("folder", ["runs.data-2020", "runs.index"])
@@ -142,6 +143,11 @@ def file(name, content):
     return make
 
 
+def two_checkpoints(folder):
+    written(folder, "one"), written(folder, "two")
+    return folder
+
+
 def saved(name, save):
     def make(folder):
         model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
@@ -166,6 +172,11 @@ def without(suffix):
     return make
 
 
+def damaged_state(folder):
+    (folder / "checkpoint").write_bytes(b'model_checkpoint_path: "ck\xff')
+    return folder
+
+
 def pipe(name):
     def make(folder):
         path = written(folder)
@@ -176,26 +187,27 @@ def pipe(name):
     return make
 
 
-MISSING = "ckpt: there is no such file, folder or checkpoint. A checkpoint has an .index and all data files."
-WRONG = [
-    (MISSING, pipe("ckpt.index")),
-    (MISSING, pipe("ckpt.data-00000-of-00001")),
-    (MISSING, without(".index")),
-    (MISSING, without(".data-00000-of-00001")),
-    (MISSING, lambda folder: folder / "ckpt"),
-    ("the folder is not a SavedModel, and its file `checkpoint` is missing", lambda folder: folder),
-    ("cat.png: the file is neither a checkpoint nor an .h5 model", file("cat.png", b"\x89PNG\r\n\x1a\n" + bytes(100))),
-    ("model.keras: the file is neither a checkpoint nor an .h5 model", file("model.keras", b"")),
-    ("model.keras: a .keras file is loaded by the Keras library that wrote it", saved("model.keras", "save")),
-    ("If it is a .weights.h5 file, load it into a compiled model", saved("model.weights.h5", "save_weights")),
-    ("data.h5: the HDF5 file is not a Keras model", another_h5),
-    ("[best] cannot be read: ", lambda folder: written(folder, "ckpt[best]")),
-]
+WRONG = {
+    "ckpt.index: this file of the checkpoint is missing, and the data files cannot be read": pipe("ckpt.index"),
+    "00001: this file of the checkpoint is missing": pipe("ckpt.data-00000-of-00001"),
+    "ckpt-1: there is no such file, folder or checkpoint": lambda folder: folder / "ckpt-1",
+    "the folder has no checkpoint, and is not a SavedModel": lambda folder: folder,
+    "the folder has 2 checkpoints. Pass one of them, for example ": two_checkpoints,
+    "cat.png: the file is neither a checkpoint nor an .h5 model": file("cat.png", b"\x89PNG\r\n\x1a\n" + bytes(100)),
+    "model.keras: the file is neither a checkpoint nor an .h5 model": file("model.keras", b""),
+    "model.keras: a .keras file is loaded by the Keras library that wrote it": saved("model.keras", "save"),
+    "If it is a .weights.h5 file, load it into a compiled model": saved("model.weights.h5", "save_weights"),
+    "data.h5: the HDF5 file is not a Keras model": another_h5,
+    "ckpt.data-00000-of-00001: this file of the checkpoint is missing": without(".data-00000-of-00001"),
+    "ckpt.index: this file of the checkpoint is missing": without(".index"),
+    "[best]: TensorFlow cannot read this checkpoint, because it": lambda folder: written(folder, "ckpt[best]"),
+    ": the file `checkpoint` cannot be read, because the file is truncated or damaged": damaged_state,
+}
 
 
-@pytest.mark.parametrize(("message", "make"), WRONG)
-def test_what_is_no_checkpoint_is_an_error_that_names_the_file_and_the_part(tmp_path, capsys, message, make):
-    code, printed = inspect(make(tmp_path), capsys)
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_checkpoint_is_an_error_that_names_the_file_and_the_part(tmp_path, capsys, message):
+    code, printed = inspect(WRONG[message](tmp_path), capsys)
     assert (code, printed.out) == (2, "")
     assert printed.err.startswith("tf-lossscale inspect: ")
     assert message in printed.err
@@ -205,6 +217,7 @@ DAMAGED = [
     *(f"tf2.8.4_lso_adam/ckpt.{suffix}" for suffix in ("index", "data-00000-of-00001")),
     *(f"tf1.15.5_mpls_adam_saver/ckpt.{suffix}" for suffix in ("index", "data-00000-of-00001")),
     *(f"{version}_model_adam_h5/model.h5" for version in ("keras3.15.1", "tf2.8.4")),
+    "tf2.8.4_model_adam_savedmodel/model_savedmodel/saved_model.pb",
     "tf2.8.4_model_adam_savedmodel/model_savedmodel/variables/variables.index",
     "tf2.8.4_model_adam_savedmodel/model_savedmodel/variables/variables.data-00000-of-00001",
 ]
@@ -228,8 +241,10 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(tmp_path, capsys, na
     good = (checkpoints.FOLDER / name).read_bytes()
     for length in (0, 1, len(good) // 3, len(good) // 2, len(good) - 1):
         code, error = inspect_damaged(name, good[:length], tmp_path / str(length), capsys)
-        assert code == 2
-        assert re.search("truncated or damaged|neither a checkpoint nor an .h5 model", error), error
+        # A protocol buffer may be cut between two of its fields.
+        assert code == 2 or (name.endswith(".pb") and length == len(good) // 2)
+        damaged = "is truncated|because the file is truncated or damaged|neither a checkpoint nor an .h5 model"
+        assert code == 0 or re.search(damaged, error), error
 
 
 @pytest.mark.parametrize("name", DAMAGED)

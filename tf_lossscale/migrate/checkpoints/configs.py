@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_lossscale.core.rules import KEYWORDS
 from tf_lossscale.migrate.checkpoints.saved import SCALE_NAMES, Optimizer
 from tf_lossscale.wrapper.saving import STATE, from_tf23
 
@@ -27,20 +28,28 @@ def of_config(config: dict[str, Any], family: str) -> Optimizer:
     made = Optimizer("optimizer", family, name, learning_rate=rate, hyperparameters=numbers)
     if inner is not config:
         made.wrapper = str(config["class_name"])
-        settings = config["config"]
-        # `from_tf23` raises a ValueError for a user-defined loss scale class.
-        with contextlib.suppress(ValueError):
-            settings = from_tf23(settings["loss_scale"]) if "loss_scale" in settings else settings
-        made.scale_is_fixed = not settings.get("dynamic", True)
-        if made.scale_is_fixed:
-            scale = _numbers(settings).get("initial_scale")
-            made.scale_state = {} if scale is None else {"loss_scale": scale}
+        arguments = _arguments_of_wrapper(config["config"])
+        made.scale_is_fixed = not arguments.pop("dynamic", True)
+        initial = arguments.pop("initial_scale", None)
+        made.wrapper_arguments = arguments
+        if made.scale_is_fixed and initial is not None:
+            made.scale_state = {"loss_scale": initial}
     if STATE in inner:
         state = _numbers(inner[STATE])
         made.scale_state = {name: state[name] for name in SCALE_NAMES if name in state}
-        # The values of a user-defined loss scale's own variables.
-        made.others += [f"{STATE}/variables"] if "variables" in inner[STATE] else []
+        made.others += [f"{STATE}/{name}" for name in inner[STATE] if name not in made.scale_state]
     return made
+
+
+def _arguments_of_wrapper(settings: dict[str, Any]) -> dict[str, Any]:
+    """Translate the config of a wrapper of any version into arguments of the current wrapper."""
+    arguments = dict(settings)
+    if "loss_scale" in settings:
+        # `from_tf23` raises a ValueError for a user-defined loss scale class.
+        with contextlib.suppress(ValueError):
+            arguments = from_tf23(settings["loss_scale"])
+    names = ("dynamic", "initial_scale", "dynamic_growth_steps", *KEYWORDS)
+    return _numbers({name: arguments[name] for name in names if name in arguments})
 
 
 def _numbers(settings: dict[str, Any]) -> dict[str, Any]:

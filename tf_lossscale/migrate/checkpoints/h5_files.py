@@ -21,21 +21,27 @@ from tf_lossscale.migrate.checkpoints.saved import (
 
 def read(path: str) -> File:
     """Read an `.h5` model, or the weights of a model in the same format."""
-    file = _h5(path)
-    version = _text(file.attrs.get("keras_version", ""))
-    weights = file.get("model_weights", file)
-    if "layer_names" not in weights.attrs:
-        raise FileError(
-            f"{path}: the HDF5 file is not a Keras model in the .h5 format. If it is a .weights.h5 file, load it "
-            "into a compiled model with `model.load_weights(path)`. To restore its optimizer into another one, "
-            "pass `model.optimizer` to migrate.restore in place of the path."
-        )
-    variables = [tensor for layer in weights.attrs["layer_names"] for tensor in _tensors(path, weights[_text(layer)])]
-    config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
-    optimizers = [] if not isinstance(config, dict) else [configs.of_config(config, _family(config, version))]
-    if optimizers and "optimizer_weights" in file:
-        stored = _tensors(path, file["optimizer_weights"])
-        _fill(optimizers[0], _without_scale(optimizers[0], stored))
+    with explaining_damage(path, "the HDF5 file"):
+        file = _h5(path)
+        version = _text(file.attrs.get("keras_version", ""))
+        weights = file.get("model_weights", file)
+        if "layer_names" not in weights.attrs:
+            raise FileError(
+                f"{path}: the HDF5 file is not a Keras model in the .h5 format. If it is a .weights.h5 file, load it "
+                "into a compiled model with `model.load_weights(path)`. To restore its optimizer into another one, "
+                "pass `model.optimizer` to migrate.restore in place of the path."
+            )
+    with explaining_damage(path, "training_config"):
+        config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
+        optimizers = [] if not isinstance(config, dict) else [configs.of_config(config, _family(config, version))]
+    with explaining_damage(path, "the weights"):
+        variables = [
+            tensor for layer in weights.attrs["layer_names"] for tensor in _tensors(path, weights[_text(layer)])
+        ]
+    with explaining_damage(path, "optimizer_weights"):
+        if optimizers and "optimizer_weights" in file:
+            stored = _tensors(path, file["optimizer_weights"])
+            _fill(optimizers[0], _without_scale(optimizers[0], stored), variables)
     writer = f"Keras {version}" if version.startswith("3.") else f"TensorFlow or tf_keras, Keras {version}"
     return File(path, ".h5", writer, variables, optimizers)
 
@@ -60,7 +66,7 @@ def _without_scale(optimizer: Optimizer, stored: list[Tensor]) -> list[Tensor]:
     return [tensor for tensor in stored if tensor not in of_scale.values()]
 
 
-def _fill(optimizer: Optimizer, stored: list[Tensor]) -> None:
+def _fill(optimizer: Optimizer, stored: list[Tensor], variables: list[Tensor]) -> None:
     """Store an optimizer's variables as its step count and slots. Their order shows which variable is which."""
     if stored and not stored[0].shape:
         optimizer.iterations = stored[0].number()
@@ -113,7 +119,7 @@ def _tensors(path: str, group: Any) -> list[Tensor]:
     """Return the variables that a group lists in its attribute `weight_names`."""
 
     def value(name: str) -> Any:
-        with explaining_damage(f"{path}: {name}"):
+        with explaining_damage(path, f"the variable {name}"):
             return group[name][()]
 
     def tensor(name: str) -> Tensor:

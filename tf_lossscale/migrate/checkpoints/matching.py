@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints.saved import File, FileError, Tensor
-from tf_lossscale.wrapper.checks import name_of
 
 
 def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[str]]:
@@ -17,7 +16,7 @@ def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[st
     by their order, if the shapes agree and the file tells the order of variables that have the same shape.
     """
     if isinstance(variables, Mapping):
-        return [(_named(file, name), variable) for name, variable in variables.items()], []
+        return [(_named(file, name, variable), variable) for name, variable in variables.items()], []
     matched = _by_names(file.variables, variables)
     if matched is not None:
         return list(zip(matched, variables)), []
@@ -42,14 +41,23 @@ def pairs(file: File, variables: Any) -> tuple[list[tuple[Tensor, Any]], list[st
     return matches, [f"The variables have other names in the file, so these were matched by order: {_listed(alike)}."]
 
 
-def _named(file: File, name: str) -> Tensor:
+def name_of(variable: Any) -> str:
+    """Return a variable's full name, including its name scopes, as it is stored in a checkpoint."""
+    return getattr(variable, "path", None) or variable.name.partition(":")[0]
+
+
+def _named(file: File, name: str, variable: Any) -> Tensor:
     named = [tensor for tensor in file.variables if name == tensor.path]
     named = named or [tensor for tensor in file.variables if name == tensor.name]
-    if len(named) != 1:
-        listed = _listed([(tensor.path, tensor.shape) for tensor in named or file.variables])
+    if len(named) > 1:
+        paths = ", ".join(tensor.path for tensor in named)
+        raise FileError(f"{file.path}: the file has several variables {name!r}. Pass one of their paths: {paths}.")
+    if not named:
+        names = _listed([(tensor.path, tensor.shape) for tensor in file.variables])
+        raise FileError(f"{file.path}: the file has no variable {name!r}, only: {names}.")
+    if named[0].shape != tuple(variable.shape):
         raise FileError(
-            f"{file.path}: the file has {len(named) or 'no'} variables of the name {name!r}. Pass the path of one of "
-            f"these: {listed}."
+            f"{file.path}: the variable {name!r} has shape {named[0].shape}, but yours has {tuple(variable.shape)}."
         )
     return named[0]
 

@@ -7,8 +7,16 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tf_lossscale.migrate.checkpoints import slots as slot_names
-from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, File, Optimizer, Slot, Tensor, scale_values
-from tf_lossscale.migrate.checkpoints.savers import last_part
+from tf_lossscale.migrate.checkpoints.saved import (
+    LIBRARIES,
+    File,
+    Optimizer,
+    Slot,
+    Tensor,
+    explaining_damage,
+    scale_values,
+)
+from tf_lossscale.migrate.checkpoints.savers import MIXED_PRECISION, last_part
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 # tf_keras may omit the optimizer's name from the names of slot variables, which then begin with the slot's name. Maps
@@ -22,20 +30,32 @@ _CLASS_BY_SLOT = {
     "v": "Adam",
     "m": "SGD",
 }
+_OF_TF22 = "LossScaleOptimizer of 1.14 to 2.2"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 
 
 def read(path: str, reader: Any, tensor: Any) -> File:
     """Read a checkpoint that has an object graph."""
+    with explaining_damage(path, "its object graph"):
+        graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
+        optimizers = [graph.optimizer(node) for node in graph.optimizers()]
+        tensors, order_is_known = graph.variables()
+        variables = [each for each in tensors if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
+    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, order_is_known)
+
+
+def parse(serialized: bytes) -> Any:
+    """Parse the serialized object graph of a checkpoint."""
     from tensorflow.core.protobuf import trackable_object_graph_pb2 as trackable
 
-    graph = _Graph(trackable.TrackableObjectGraph.FromString(reader.get_tensor(KEY)), tensor)
-    optimizers = [graph.optimizer(node) for node in graph.optimizers()]
-    tensors, order_is_known = graph.variables()
-    variables = [each for each in tensors if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
-    writer = LIBRARIES[optimizers[0].family] if optimizers else "TensorFlow"
-    return File(path, "tf.train.Checkpoint", writer, variables, optimizers, order_is_known)
+    return trackable.TrackableObjectGraph.FromString(serialized)
+
+
+def _writer(optimizers: list[Optimizer]) -> str:
+    if any(optimizer.wrapper == _OF_TF22 for optimizer in optimizers):
+        return "TensorFlow 1.14 to 2.2 (tf.keras)"
+    return LIBRARIES[optimizers[0].family] if optimizers else "TensorFlow"
 
 
 class _Graph:
@@ -114,31 +134,35 @@ class _Graph:
         children = self._children[inner]
         if "_iterations" in children:
             family = "keras3" if "_trainable_variables" in children else "tf_keras"
+            made = self._with_lists(inner, family)
         else:
-            family = "tf_keras_legacy" if "iter" in children else "tf1"
-        made = Optimizer(self._paths[node], family, None)
-        (self._read_lists if made.slots_are_lists else self._read_slot_variables)(inner, made)
-        self._read_loss_scale(node, made)
+            made = self._with_slot_variables(inner, "tf_keras_legacy" if "iter" in children else "tf1")
+        made.path = self._paths[node]
+        self._loss_scale(node, inner, made)
         own = self._descendants(node)
         self._of_optimizers |= own
         others = [self.tensor(each) for each in sorted(own - self._read - self._trained)]
         made.others = [tensor.path for tensor in others if tensor is not None]
         return made
 
-    def _read_loss_scale(self, node: int, made: Optimizer) -> None:
+    def _loss_scale(self, node: int, inner: int, made: Optimizer) -> None:
         children = self._children[node]
         if "dynamic_scale" in children:
-            # Keras 3's own wrapper saves a step count and a learning rate that it does not use.
+            made.wrapper, of_scale = "Keras 3's LossScaleOptimizer", node
+            # This wrapper saves a step count and a learning rate that it does not use.
             self._read |= {children[name] for name in ("_iterations", "_learning_rate") if name in children}
-            made.scale_state = scale_values(lambda name: self._number(node, name))
         elif "loss_scale" in children:
-            made.scale_is_fixed = not self._children[children["loss_scale"]]
-            made.scale_state = scale_values(lambda name: self._number(children["loss_scale"], name))
-        elif "base_optimizer" in children:
-            made.scale_is_fixed = True
+            of_scale = children["loss_scale"]
+            special = {"keras3": "tf_lossscale", "tf1": MIXED_PRECISION}
+            if inner != node:
+                special["tf_keras_legacy"] = _OF_TF22
+            made.wrapper = special.get(made.family, "LossScaleOptimizer")
+            made.scale_is_fixed = not self._children[of_scale]
         else:
+            if "base_optimizer" in children:
+                made.wrapper, made.scale_is_fixed = "LossScaleOptimizer with a fixed scale", True
             return
-        made.wrapper = "LossScaleOptimizer"
+        made.scale_state = scale_values(lambda name: self._number(of_scale, name))
 
     def _descendants(self, node: int) -> set[int]:
         def parts(each: int) -> list[int]:
@@ -147,38 +171,46 @@ class _Graph:
 
         return {*_reached(node, parts)}
 
-    def _read_slot_variables(self, node: int, made: Optimizer) -> None:
+    def _with_slot_variables(self, node: int, family: str) -> Optimizer:
         """Read an optimizer from TensorFlow 1, TensorFlow 2.0 to 2.10 or tf_keras.optimizers.legacy."""
+        slots: dict[str, list[Slot]] = {}
         for slot in self._nodes[node].slot_variables:
             tensor = self.tensor(slot.slot_variable_node_id)
+            owner = self.tensor(slot.original_variable_node_id)
             if tensor is not None:
-                owner = self.tensor(slot.original_variable_node_id)
-                made.slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner))
+                slots.setdefault(slot.slot_name, []).append(Slot(tensor, owner))
                 self._read.add(slot.slot_variable_node_id)
-        numbers = {name: self._number(node, name) for name in self._children[node]}
-        hyper: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
-        hyper.pop("beta1_power", None)
-        made.beta2_power = hyper.pop("beta2_power", None)
-        made.nadam_product = hyper.pop("momentum_cache", None)
-        made.learning_rate = hyper.pop("learning_rate", None)
-        made.iterations = hyper.pop("iter", None)
-        made.hyperparameters = hyper
-        names = [slot.tensor.name for each in made.slots.values() for slot in each]
-        if made.of_tf1:
-            made.iterations = self._number(0, "global_step")
-            made.slots = slot_names.of_tf1(made.slots)
-            names = [slot_names.today(last_part(name)) for name in names]
-        else:
-            names = self._full_names(self._children[node].values()) or names
-        made.name = slot_names.class_of(set(made.slots), names, is_nadam=made.nadam_product is not None)
-        if not made.slots and (made.of_tf1 or ("momentum" in numbers and "rho" not in numbers)):
+        names = self._full_names(self._children[node].values())
+        hyper = {name: self._number(node, name) for name in self._children[node]}
+        numbers: dict[str, Any] = {name: value for name, value in hyper.items() if value is not None}
+        powers = {name: numbers.pop(name) for name in list(numbers) if name.endswith("_power")}
+        product = numbers.pop("momentum_cache", None)
+        rate = numbers.pop("learning_rate", None)
+        iterations = numbers.pop("iter", None)
+        of_tf1 = family == "tf1"
+        if of_tf1:
+            slots = slot_names.of_tf1(slots)
+            steps, is_exact = slot_names.steps_of_powers(powers)
+            iterations = steps if is_exact else self._number(0, "global_step")
+        slot_variables = [slot.tensor.name for each in slots.values() for slot in each]
+        names = (
+            [slot_names.today(last_part(variable)) for variable in slot_variables]
+            if of_tf1
+            else names or slot_variables
+        )
+        name = slot_names.class_of(set(slots), names, is_nadam=product is not None)
+        if not slots and (of_tf1 or ("momentum" in hyper and "rho" not in hyper)):
             # In TensorFlow 2, only SGD and RMSprop have a hyperparameter `momentum`, and only RMSprop also has `rho`.
-            made.name = "SGD"
+            name = "SGD"
+        return Optimizer(
+            "", family, name, None, iterations, rate, numbers, slots=slots, nadam_product=product, powers=powers
+        )
 
-    def _read_lists(self, node: int, made: Optimizer) -> None:
+    def _with_lists(self, node: int, family: str) -> Optimizer:
         """Read a Keras 3 or tf_keras optimizer, which stores a list of variables for each slot."""
         children = self._children[node]
-        order = self._children[children["_trainable_variables"]] if made.family == "keras3" else {}
+        order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
+        lists: dict[str, list[Slot]] = {}
         for attribute, child in children.items():
             entries = self._children[child]
             if attribute in ("_variables", "_trainable_variables") or not all(i.isdigit() for i in entries):
@@ -187,36 +219,60 @@ class _Graph:
                 tensor = self.tensor(entries[i])
                 if tensor is not None:
                     owner = self.tensor(order[i]) if i in order else None
-                    made.slots.setdefault(attribute, []).append(Slot(tensor, owner))
+                    lists.setdefault(attribute, []).append(Slot(tensor, owner))
                     self._read.add(entries[i])
-        made.iterations, made.learning_rate, made.nadam_product = (
-            self._number(node, name) for name in ("_iterations", "_learning_rate", "_u_product")
-        )
         names = [each.rpartition("/")[0] for each in self._full_names([children["_iterations"]])]
-        names += [each[0].tensor.name.partition("/")[0] for each in made.slots.values()]
-        if made.family == "tf_keras":
+        names += [each[0].tensor.name.partition("/")[0] for each in lists.values()]
+        if family == "tf_keras":
             names += [each for slot, each in _CLASS_BY_SLOT.items() if slot in names][:1]
-        made.name = slot_names.class_of(set(made.slots), names, is_nadam=made.nadam_product is not None)
-        if made.name is None and not made.slots and "momentums" in children:
-            made.name = "SGD"
-        made.slots = slot_names.canonical(made.name, made.slots)
+        product = self._number(node, "_u_product")
+        name = slot_names.class_of(set(lists), names, is_nadam=product is not None)
+        if name is None and not lists and "momentums" in children:
+            name = "SGD"
+        iterations, rate = self._number(node, "_iterations"), self._number(node, "_learning_rate")
+        slots = slot_names.canonical(name, lists)
+        return Optimizer("", family, name, None, iterations, rate, slots=slots, nadam_product=product)
 
     def variables(self) -> tuple[list[Tensor], bool]:
         """Return the variables outside the optimizers, and whether their order is known to be Keras's order. The caller
         must have called `optimizer` for every optimizer."""
+        lists = [self._children[node].get("_trainable_variables") for node in sorted(self._of_optimizers)]
+        orders = [self._items(node) for node in lists if node is not None]
+        listed = {node for order in orders for node in order}
         own = self._of_optimizers - self._trained
-        reached = _reached(0, self._parts_in_keras_order, own)
+        reached = self._in_keras_order(own, listed)
         # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
         # of their variables among the other variables are unknown.
         unplaced = [node for node in range(len(self._nodes)) if node not in reached and node not in own]
-        tensors = {node: tensor for node in (*reached, *unplaced) if (tensor := self.tensor(node)) is not None}
-        return list(tensors.values()), not any(node in tensors for node in unplaced)
+        nodes = [*reached, *unplaced]
+        for order in orders:
+            # A Keras 3 optimizer lists its variables in Keras's order.
+            following = iter(order)
+            nodes = [next(following) if node in order else node for node in nodes]
+        tensors = {node: tensor for node in nodes if (tensor := self.tensor(node)) is not None}
+        others = [tensor for node, tensor in tensors.items() if node not in listed]
+        others = [
+            other for other in others if not (other.is_counter or _NEITHER_MODEL_NOR_OPTIMIZER.search(other.path))
+        ]
+        return list(tensors.values()), not others or not any(node in tensors for node in unplaced)
 
-    def _parts_in_keras_order(self, node: int) -> list[int]:
-        """Return a node's children. As in Keras, a layer's own variables precede the variables of its sublayers, and
-        its own trained variables come first."""
-        children = self._children[node].values()
-        return sorted(children, key=lambda part: (self._attribute(part) is None, part not in self._trained))
+    def _items(self, node: int) -> dict[int, None]:
+        """Return the nodes in a list, in the order of the list."""
+        items = self._children[node]
+        return dict.fromkeys(items[i] for i in sorted(items, key=int))
+
+    def _in_keras_order(self, own: set[int], listed: set[int]) -> dict[int, None]:
+        """Return the nodes that can be reached from the root without passing through `own`, the optimizers' own nodes.
+
+        As in Keras, a layer's own variables precede the variables of its sublayers. Among a layer's own variables,
+        those in `listed`, which a Keras 3 optimizer trains, come first.
+        """
+
+        def parts(node: int) -> list[int]:
+            children = self._children[node].values()
+            return sorted(children, key=lambda part: (self._attribute(part) is None, part not in listed))
+
+        return _reached(0, parts, own)
 
 
 def _reached(start: int, parts: Callable[[int], list[int]], without: Collection[int] = ()) -> dict[int, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -10,23 +9,18 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
-from tf_lossscale.migrate.checkpoints import live, matching
+from tf_lossscale.migrate.checkpoints import live, matching, values
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.notes import Notes
 from tf_lossscale.migrate.checkpoints.read import read
-from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer, Tensor
+from tf_lossscale.migrate.checkpoints.saved import File, FileError, Optimizer
 from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 from tf_lossscale.wrapper import registry
-from tf_lossscale.wrapper.checks import name_of
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Optimizer as AnyOptimizer
     from tf_lossscale.types import Variable
-
-# Powers of Adam's betas that are smaller than this number are too inaccurate to compute the step count from them.
-_SMALLEST_POWER = 1e-35
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +73,8 @@ def restore(
 
     Args:
         source: any file that `tf-lossscale inspect` reads: the prefix of a checkpoint from `tf.train.Checkpoint` or
-            `tf.compat.v1.train.Saver`, a SavedModel, or an `.h5` file. Or an optimizer, such as the `optimizer` of a
-            model that its own library has loaded from a `.keras` file.
+            `tf.compat.v1.train.Saver`, a folder of checkpoints, a SavedModel, or an `.h5` file. Or an optimizer, such
+            as the `optimizer` of a model that its own library has loaded from a `.keras` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
         variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
@@ -101,14 +95,56 @@ def restore(
     """
     target = _target("optimizer", optimizer)
     variables = dict(variables) if isinstance(variables, Mapping) else list(variables)
-    for variable in variables.values() if isinstance(variables, dict) else variables:
-        if not hasattr(variable, "assign"):
-            raise TypeError(
-                f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
-                "as model.variables, and not their values."
-            )
-    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), variables)
-    return _Restoration(file, _chosen(file, name), target, variables).run()
+    named = _by_name(variables)
+    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), named)
+    saved = _chosen(file, name)
+    kind = _class_of(file, saved, target.inner)
+    saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
+    pairs, of_pairs = matching.pairs(file, variables)
+    notes = Notes([*file.notes, *of_pairs])
+    notes.compare(saved, kind, target)
+    steps = _steps(file, saved, target, notes)
+    counts = {key: count for key, count in saved.scale_state.items() if key != "loss_scale" and target.is_wrapped}
+    values.check_counts(file, {**counts, "iterations": steps or 0})
+    product = None
+    if steps is not None:
+        micro_steps = _micro_steps(saved, steps, target, notes)
+        steps = int(micro_steps // target.micro_steps)
+        product = _nadam_product(file, saved, steps, target, notes) if kind == "Nadam" else None
+    weights = [
+        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs
+    ]
+    trained = [(variable, value) for variable, value in weights if getattr(variable, "trainable", True)]
+    slots = _slots(file, saved, kind, pairs, target, steps, notes)
+    family: Any = registry.family_of(target.inner)
+    if not family._is_built:
+        # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
+        build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
+        build([variable for variable, _ in trained])
+    if getattr(target.inner, "use_ema", False):
+        # An average that was not saved starts at its variable's value.
+        slots = [*(("average", variable, value) for variable, value in trained), *slots]
+    places = _places(file, target, kind, slots, notes)
+    if steps is not None:
+        places.append((target.iterations(), micro_steps))
+    if product is not None:
+        places.append((target.nadam_product(), product))
+    scale = _scale(saved, target, notes)
+    places += target.scale_places(scale)
+    notes.unset += target.remaining([variable for variable, _ in places])
+    rate = None if target.has_schedule else saved.learning_rate
+    rate_is_variable = hasattr(target.learning_rate(), "assign")
+    if rate is not None and rate_is_variable:
+        places.append((target.learning_rate(), rate))
+    values.assign(
+        [*weights, *((place, values.fitting(file, matching.name_of(place), value, place)) for place, value in places)]
+    )
+    if rate is not None and not rate_is_variable:
+        target.inner.learning_rate = rate
+    if steps is not None and hasattr(target.inner, "_u_product_counter"):
+        # In eager mode, tf_keras's Nadam compares this number with `iterations` to update its product once per step.
+        target.inner._u_product_counter = steps + 1
+    return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), notes.all())
 
 
 def _target(argument: str, optimizer: Any) -> Target:
@@ -122,6 +158,18 @@ def _target(argument: str, optimizer: Any) -> Target:
     return target
 
 
+def _by_name(variables: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    for variable in variables.values() if isinstance(variables, dict) else variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
+                "as model.variables, and not their values."
+            )
+    if isinstance(variables, dict):
+        return variables
+    return {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
+
+
 def _chosen(file: File, name: str | None) -> Optimizer:
     named = [optimizer for optimizer in file.optimizers if name is None or optimizer.path == name]
     if len(named) == 1:
@@ -132,264 +180,181 @@ def _chosen(file: File, name: str | None) -> Optimizer:
     raise FileError(f"{file.path}: the file has the optimizers {names}. Pass one of these as `name`.")
 
 
-class _Restoration:
-    """One call of `restore`. All values are read and checked before the first variable changes."""
-
-    def __init__(self, file: File, saved: Optimizer, target: Target, variables: Any):
-        self.file, self.saved, self.target = file, saved, target
-        self.kind = self._class()
-        saved.slots = slot_names.canonical(self.kind, saved.slots)
-        self.pairs, of_pairs = matching.pairs(file, variables)
-        self.trained = [(tensor, each) for tensor, each in self.pairs if getattr(each, "trainable", True)]
-        self.notes = Notes([*file.notes, *of_pairs])
-        self.changes: list[tuple[Any, np.ndarray]] = []
-
-    def run(self) -> Restored:
-        """Collect all changes, and make them."""
-        saved, target = self.saved, self.target
-        self.notes.compare(saved, self.kind, target)
-        steps = self._steps()
-        self._check_counts(steps)
-        self.changes = [(variable, self._rounded(tensor, variable)) for tensor, variable in self.pairs]
-        slots = self._slots()
-        self._build()
-        self._set_slots(slots, steps)
-        self._set(target.iterations(), None if steps is None else steps * target.micro_steps)
-        self._set(target.nadam_product(), self._nadam_product(steps))
-        scale = self._scale()
-        for key, value in scale.items():
-            self._set(target.scale_variables()[key], value)
-        self.notes.unset += target.remaining([variable for variable, _ in self.changes])
-        if not target.has_schedule:
-            self._set(target.learning_rate(), saved.learning_rate)
-        _assign(self.changes)
-        if steps is not None and hasattr(target.inner, "_u_product_counter"):
-            # In eager mode, tf_keras's Nadam compares this number with `iterations`, to update its product once a step.
-            target.inner._u_product_counter = steps + 1
-        return Restored(steps, scale.get("loss_scale"), scale.get("dynamic_counter"), self.notes.all())
-
-    def _set(self, variable: Any, value: Any) -> None:
-        """Add a change. A value of None means that the file does not contain the value."""
-        if value is not None:
-            self.changes.append((variable, self._fitting(name_of(variable), value, variable)))
-
-    def _check_counts(self, steps: int | None) -> None:
-        """Raise an error if a count is not a number of steps."""
-        counts = {"iterations": steps or 0} | ({} if self.target.scale() is None else self.saved.scale_state)
-        for name, count in counts.items():
-            # Beyond 2**53, a float64 does not hold every count, and further steps might exceed an int64.
-            if name != "loss_scale" and not (0 <= count <= 2**53 and count == int(count)):
-                raise FileError(
-                    f"{self.file.path}: {name} must be a number of steps from 0 to 2**53, but is {count:g}."
-                )
-
-    def _class(self) -> str:
-        """Return the name of the target's class. Raise an error if it cannot hold the saved slots."""
-        path, saved, given = self.file.path, self.saved, type(self.target.inner).__name__
-        kind = slot_names.known_class(self.target.inner)
-        if kind is None:
-            supported = ", ".join(slot_names.ATTRIBUTES)
-            raise FileError(f"{path}: cannot restore state into {given}, only into {supported}.")
-        slots, needed = set(slot_names.canonical(kind, saved.slots)), slot_names.required(kind)
-        fits = saved.name in (None, given, kind) or {saved.name, kind} == {"Adam", "AdamW"}
-        if not fits or (slots and not needed <= slots):
-            there, needed_there = (", ".join(sorted(each)) or "none" for each in (slots, needed))
-            raise FileError(
-                f"{path}: {saved.path or 'the optimizer'} is of class {saved.name or '(unknown)'}, but the given "
-                f"optimizer is {given}. The slots in the file are {there}, and {given} needs {needed_there}. Create an "
-                "optimizer of the same class as the one in the file."
-            )
-        return kind
-
-    def _fitting(self, name: str, value: Any, variable: Any) -> np.ndarray:
-        """Convert a value to the dtype of a variable. Raise an error if the variable cannot hold it.
-
-        A value may be rounded, but a finite value must stay finite, and an integer must not change.
-        """
-        value, dtype = np.asarray(value), tf.as_dtype(variable.dtype)
-        # NumPy would parse text, and drop the imaginary part of a complex number.
-        is_number = value.dtype.kind not in ("OSU" if dtype.is_complex else "OSUc") and dtype.name != "string"
-        if is_number and value.shape == tuple(variable.shape):
-            with np.errstate(all="ignore"):
-                converted = value.astype(dtype.as_numpy_dtype, copy=False)
-            alike = (converted, value) if dtype.is_integer or dtype.is_bool else map(np.isfinite, (converted, value))
-            if np.array_equal(*alike):
-                return converted
+def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
+    kind = slot_names.known_class(inner)
+    if kind is None:
+        supported = ", ".join(slot_names.ATTRIBUTES)
+        raise FileError(f"{file.path}: cannot restore state into {type(inner).__name__}, only into {supported}.")
+    given, slots, needed = type(inner).__name__, set(slot_names.canonical(kind, saved.slots)), slot_names.required(kind)
+    fits = saved.name in (None, given, kind) or {saved.name, kind} == {"Adam", "AdamW"}
+    if not fits or (slots and not needed <= slots):
+        there, needed_there = (", ".join(sorted(each)) or "none" for each in (slots, needed))
         raise FileError(
-            f"{self.file.path}: {name} is of dtype {tf.as_dtype(value.dtype).name} and shape {value.shape}, and its "
-            f"values do not fit into {name_of(variable)} of dtype {dtype.name} and shape {tuple(variable.shape)}. Pass "
-            "a variable of the same dtype and shape."
+            f"{file.path}: {saved.path or 'the optimizer'} is of class {saved.name or '(unknown)'}, but the given "
+            f"optimizer is {given}. The slots in the file are {there}, and {given} needs {needed_there}. Create an "
+            "optimizer of the same class as the one in the file."
         )
+    return kind
 
-    def _rounded(self, tensor: Tensor, variable: Any) -> np.ndarray:
-        """Convert a tensor to the dtype of a variable, and note if its values are rounded."""
-        value = tensor.value()
-        fitting = self._fitting(tensor.path, value, variable)
-        if not np.array_equal(fitting, value, equal_nan=fitting.dtype.kind in "fc"):
-            self.notes.rounded.append(tensor.path)
-        return fitting
 
-    def _steps(self) -> int | None:
-        """Return the number of steps. With gradient accumulation, Keras 3 counts micro-steps."""
-        saved = self.saved
-        if saved.of_tf1:
-            return self._steps_of_tf1()
-        if saved.iterations is None or "gradient_accumulator" not in saved.slots:
-            return saved.iterations
-        del saved.slots["gradient_accumulator"]
-        # A checkpoint does not contain the number of micro-steps in a step.
-        there = int(saved.hyperparameters.get("gradient_accumulation_steps") or self.target.micro_steps)
-        steps, rest = divmod(saved.iterations, there)
-        self.notes.lost.append(
-            f"the slots gradient_accumulator, with {rest} of {there} micro-steps of an unfinished step"
-        )
-        return steps
-
-    def _steps_of_tf1(self) -> int | None:
-        """Return the step count of a TensorFlow 1 optimizer. Adam saves only the powers of its betas."""
-        count, power = self.saved.iterations, self.saved.beta2_power
-        if self.saved.name != "Adam":
-            return count
-        if power is None or not 0.0 <= power < 1.0:
-            if count is None:
+def _slots(
+    file: File, saved: Optimizer, kind: str, pairs: list[Any], target: Target, steps: int | None, notes: Notes
+) -> list[tuple[str, Any, Any]]:
+    """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
+    variable_of = {tensor.path: variable for tensor, variable in pairs}
+    trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
+    found = []
+    lost: dict[str, None] = {}
+    by_order: dict[str, None] = {}
+    for slot, each in saved.slots.items():
+        if slot not in slot_names.ATTRIBUTES[kind]:
+            lost[f"the slots {slot}"] = None
+            continue
+        for (tensor, named), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
+            owner = named or other
+            if owner is None or (named is None and owner.shape != tensor.shape):
                 raise FileError(
-                    f"{self.file.path}: the file does not say which step count belongs to this Adam optimizer. If it "
-                    "has several optimizers with a beta2_power, save each optimizer's variables in a separate file."
+                    f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
+                    "all variables that the optimizer trained, in the order in which they were passed to its build()."
                 )
-            return count
-        steps = round(math.log(max(power, _SMALLEST_POWER)) / math.log(self.target.number("beta_2"))) - 1
-        if power > _SMALLEST_POWER:
-            return steps
-        if count is None:
-            self.notes.texts.append(
-                "The file does not hold the step count, and beta2_power is too small to compute it. The optimizer "
-                f"continues from step {steps}, which gives the same steps with a constant learning rate. For a "
-                "learning rate schedule, assign the true step count to `optimizer.iterations`."
-            )
-        return max(steps, count or 0)
+            if owner.path not in variable_of:
+                lost[f"the slots of {owner.path}"] = None
+                continue
+            variable = variable_of[owner.path]
+            if tensor.shape != tuple(variable.shape):
+                raise FileError(
+                    f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
+                    f"{matching.name_of(variable)} has {tuple(variable.shape)}."
+                )
+            value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
+            if saved.of_tf1 and kind == "SGD":
+                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
+                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
+                # negative learning rate.
+                value = np.float32(-_learning_rate_at(steps or 0, target)) * value
+            found.append((slot, variable, value))
+            if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
+                by_order[matching.name_of(variable)] = None
+    notes.lost += lost
+    if by_order:
+        notes.texts.append(
+            "The file does not say which variables the slots belong to. They were matched with `variables` in the "
+            f"order of the optimizer's build(): {', '.join(by_order)}."
+        )
+    return found
 
-    def _nadam_product(self, steps: int | None) -> float | None:
-        """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
-        saved, target = self.saved, self.target
-        if self.kind != "Nadam" or steps is None:
-            return None
-        has_schedule_of_target = saved.slots_are_lists == target.slots_are_lists
-        if saved.nadam_product is not None and has_schedule_of_target:
-            return saved.nadam_product
+
+def _places(
+    file: File, target: Target, kind: str, slots: list[tuple[str, Any, Any]], notes: Notes
+) -> list[tuple[Any, Any]]:
+    """Return (optimizer variable, new value) pairs for the slots."""
+    there = {slot: target.slots(slot, attribute) for slot, attribute in slot_names.ATTRIBUTES[kind].items()}
+    places: dict[int, tuple[Any, Any]] = {}
+    missing: dict[str, None] = {}
+    for slot, variable, value in slots:
+        key = target.key(variable)
+        if key is None:
+            raise FileError(
+                f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
+                "into a new optimizer, or pass the variables that this one was built for."
+            )
+        place = there[slot].get(key)
+        if place is None:
+            missing[f"the slots {slot}"] = None
+        else:
+            places[id(place)] = place, value
+    notes.lost += missing
+    return list(places.values())
+
+
+def _steps(file: File, saved: Optimizer, target: Target, notes: Notes) -> int | None:
+    """Return the saved step count. Compute it from the powers of the betas if the file contains them."""
+    if "beta1_power" in saved.powers:
+        betas = (target.number("beta_1"), target.number("beta_2"))
+        steps, is_exact = slot_names.steps_of_powers(saved.powers, betas)
+        if steps is not None and not is_exact and (saved.iterations or 0) < steps:
+            notes.texts.append(
+                f"The file does not hold the step count, and beta1_power and beta2_power are too small to compute it. "
+                f"The optimizer continues from step {steps}, which gives the same steps with a constant learning "
+                "rate. For a learning rate schedule, assign the true step count to `optimizer.iterations`."
+            )
+            return steps
+        if is_exact:
+            return steps
+    if saved.of_tf1 and saved.name == "Adam" and saved.iterations is None:
+        raise FileError(
+            f"{file.path}: the file has several Adam optimizers, each with a beta1_power, but does not say which "
+            "beta1_power belongs to which optimizer. Save each optimizer's variables in a separate file."
+        )
+    return saved.iterations
+
+
+def _micro_steps(saved: Optimizer, steps: int, target: Target, notes: Notes) -> int:
+    """Return the new value of the optimizer's step count. In Keras 3, it counts the micro-steps of an accumulation."""
+    if "gradient_accumulator" not in saved.slots:
+        return steps * target.micro_steps
+    there = saved.hyperparameters.get("gradient_accumulation_steps")
+    if there is None or not there >= 1:
+        notes.texts.append(
+            f"The file counts {steps} micro-steps, but does not say how many of them make a step. With the "
+            f"optimizer's own value, {target.micro_steps}, these are {steps // target.micro_steps} steps."
+        )
+    elif there != target.micro_steps:
+        del saved.slots["gradient_accumulator"]
+        notes.lost.append(f"the slots gradient_accumulator of {steps % there:g} micro-steps")
+        return int(steps // there) * target.micro_steps
+    return steps
+
+
+def _nadam_product(file: File, saved: Optimizer, steps: int, target: Target, notes: Notes) -> float:
+    """Return the saved product of momenta, or compute it if the optimizers have different momentum schedules."""
+    has_schedule_of_target = saved.slots_are_lists == target.slots_are_lists
+    if saved.nadam_product is None or not has_schedule_of_target:
         if has_schedule_of_target:
-            self.notes.texts.append(
+            notes.texts.append(
                 "The file does not contain Nadam's product of momenta. It is computed from the step count, which may "
                 "include skipped steps."
             )
         # Only legacy optimizers have a decay of the momentum schedule. In newer ones, it is always 1.
         return slot_names.nadam_product(target.number("beta_1"), steps, getattr(target.inner, "_initial_decay", 1.0))
-
-    def _slots(self) -> list[tuple[str, Tensor, Any]]:
-        """Return (slot name, tensor, user's variable) for each saved slot that belongs to a restored variable."""
-        variable_of = {tensor.path: variable for tensor, variable in self.pairs}
-        shapes = [tensor.shape for tensor, _ in self.trained]
-        found: list[tuple[str, Tensor, Any]] = []
-        by_order: list[str] = []
-        for slot, each in self.saved.slots.items():
-            if slot not in slot_names.ATTRIBUTES[self.kind]:
-                self.notes.lost.append(f"the slots {slot}")
-                continue
-            in_order = [tensor for tensor, _ in self.trained] if len(self.trained) == len(each) else [None] * len(each)
-            for (tensor, named), other in zip(each, in_order):
-                owner = named or other
-                if owner is None or (named is None and owner.shape != tensor.shape):
-                    raise FileError(
-                        f"{self.file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs "
-                        "to. Pass all variables that the optimizer trained, in the order in which they were passed to "
-                        "its build()."
-                    )
-                if owner.path not in variable_of:
-                    self.notes.lost.append(f"the slots of {owner.path}")
-                    continue
-                variable = variable_of[owner.path]
-                found.append((slot, tensor, variable))
-                if named is None and shapes.count(tensor.shape) > 1:
-                    by_order.append(name_of(variable))
-        if by_order:
-            self.notes.texts.append(
-                "The file does not say which variables the slots belong to. They were matched with `variables` in the "
-                f"order of the optimizer's build(): {', '.join(dict.fromkeys(by_order))}."
-            )
-        if getattr(self.target.inner, "use_ema", False) and "average" not in self.saved.slots:
-            # An average that was not saved starts at its variable's value.
-            found += [("average", tensor, variable) for tensor, variable in self.trained]
-        return found
-
-    def _build(self) -> None:
-        """Create the slots of an optimizer that is not built yet."""
-        target = self.target
-        family: Any = registry.family_of(target.inner)
-        if not family._is_built:
-            # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
-            build = (
-                family.build if target.optimizer is target.inner else getattr(target.optimizer, "build", family.build)
-            )
-            build([variable for _, variable in self.trained])
-
-    def _set_slots(self, slots: list[tuple[str, Tensor, Any]], steps: int | None) -> None:
-        target, places = self.target, self.target.slots()
-        for slot, tensor, variable in slots:
-            key = target.key(variable)
-            if key is None:
-                raise FileError(
-                    f"{self.file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. "
-                    "Restore into a new optimizer, or pass the variables that this one was built for."
-                )
-            if key not in places[slot]:
-                self.notes.lost.append(f"the slots {slot}")
-                continue
-            value = self._rounded(tensor, places[slot][key])
-            if self.saved.of_tf1 and self.kind == "SGD":
-                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
-                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
-                # negative learning rate.
-                value = np.float32(-target.rate_at(steps or 0)) * value
-            self.changes.append((places[slot][key], value))
-
-    def _scale(self) -> dict[str, Any]:
-        """Return the new values of the loss scale and its counts."""
-        saved, target, notes = self.saved, self.target, self.notes
-        here, places = target.scale(), target.scale_variables()
-        state = {} if saved.scale_is_fixed else {key: each for key, each in saved.scale_state.items() if key in places}
-        lost = [
-            f"{key}={each:g}"
-            for key, each in saved.scale_state.items()
-            if key not in state and (each or key == "loss_scale")
-        ]
-        if not saved.scale_is_fixed:
-            notes.lost += lost
-        elif places or saved.scale_state.get("loss_scale") != here:
-            notes.lost.append(f"a fixed loss scale ({', '.join(lost) or 'without its value'})")
-        else:
-            return {}
-        if not state:
-            notes.unset += [] if here is None else [f"the loss scale ({here:g})"]
-            return {}
-        if not (state["loss_scale"] > 0 and math.isfinite(np.float32(state["loss_scale"]))):
-            # A loss scale that has reached infinity or 0 must not stop the restored optimizer as well.
-            notes.texts.append(
-                f"The saved loss scale is {state.pop('loss_scale'):g}, but must be a finite float32 number above 0. "
-                f"The loss scale stays at {here:g}."
-            )
-        # A count that was not saved has not begun.
-        return {**{key: 0 for key in places if key != "loss_scale"}, **state}
+    if not 0 <= saved.nadam_product <= 1:
+        raise FileError(
+            f"{file.path}: Nadam's product of momenta must be a number from 0 to 1, but is {saved.nadam_product:g}."
+        )
+    return saved.nadam_product
 
 
-def _assign(changes: list[tuple[Any, np.ndarray]]) -> None:
-    """Assign a value to each variable. After an error or an interrupt, give the variables their old values again."""
-    before = []
-    try:
-        for variable, value in changes:
-            before.append((variable, tf.convert_to_tensor(variable)))
-            variable.assign(value)
-    except BaseException:
-        for variable, value in before:
-            # The variable whose assignment failed may fail again.
-            with contextlib.suppress(Exception):
-                variable.assign(value)
-        raise
+def _learning_rate_at(step: int, target: Target) -> float:
+    rate = target.learning_rate()
+    if target.has_schedule:
+        rate = rate(step) if hasattr(rate, "get_config") else rate()
+    return float(rate)
+
+
+def _scale(saved: Optimizer, target: Target, notes: Notes) -> dict[str, Any]:
+    """Return the new values of the loss scale and its counts."""
+    here, places, state = target.scale(), target.scale_variables(), saved.scale_state
+    if saved.scale_is_fixed and not places and here is not None and state.get("loss_scale") == here:
+        state = {key: value for key, value in state.items() if key != "loss_scale"}
+        notes.lost += _named(state)
+        return {}
+    known = {} if saved.scale_is_fixed else {key: value for key, value in state.items() if key in places}
+    lost = _named({key: value for key, value in state.items() if key not in known})
+    notes.lost += [f"a fixed loss scale ({', '.join(lost) or 'without its value'})"] if saved.scale_is_fixed else lost
+    if "loss_scale" in known and not (known["loss_scale"] > 0 and math.isfinite(np.float32(known["loss_scale"]))):
+        # A loss scale that has reached infinity or 0 must not stop the restored optimizer as well.
+        notes.texts.append(
+            f"The saved loss scale is {known.pop('loss_scale'):g}, but must be a finite float32 number above 0. "
+            f"The loss scale stays at {here:g}."
+        )
+    if not known:
+        notes.unset += [] if here is None else [f"the loss scale ({here:g})"]
+        return {}
+    # An optimizer that does not count overflows has counted none.
+    notes.unset += [] if "dynamic_counter" in known else ["the counter of the loss scale"]
+    return known if "bad_steps" in known or "bad_steps" not in places else {**known, "bad_steps": 0}
+
+
+def _named(state: Mapping[str, float]) -> list[str]:
+    """Return the values of a loss scale with their names, without counts of 0."""
+    return [f"{key}={value:g}" for key, value in state.items() if value or key == "loss_scale"]

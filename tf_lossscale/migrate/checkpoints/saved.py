@@ -15,7 +15,7 @@ from tf_lossscale.writing import printable
 LIBRARIES = {
     "keras3": "Keras 3",
     "tf_keras": "TensorFlow 2.11 to 2.15, or tf_keras",
-    "tf_keras_legacy": "TensorFlow 1.14 to 2.15, or tf_keras legacy",
+    "tf_keras_legacy": "TensorFlow 2.0 to 2.15, or tf_keras legacy",
     "tf1": "TensorFlow 1.13 to 2 (tf.compat.v1.train)",
 }
 
@@ -23,7 +23,7 @@ LIBRARIES = {
 SCALE_NAMES: dict[str, tuple[str, ...]] = {
     "loss_scale": ("current_loss_scale", "dynamic_scale", "loss_scale"),
     "dynamic_counter": ("good_steps", "step_counter", "counter"),
-    "bad_steps": ("bad_steps",),
+    **{name: (name,) for name in ("bad_steps", "skipped_steps", "skipped_in_a_row", "total_steps")},
 }
 
 
@@ -86,8 +86,9 @@ class Optimizer:
     #: The step count. With gradient accumulation in Keras 3, it counts micro-steps.
     iterations: int | None = None
     learning_rate: float | None = None
-    #: The other hyperparameters, as far as the file contains them.
+    #: The other hyperparameters, and the arguments of the wrapper's rules, as far as the file contains them.
     hyperparameters: dict[str, float] = dataclasses.field(default_factory=dict)
+    wrapper_arguments: dict[str, float] = dataclasses.field(default_factory=dict)
     #: The state of the loss scale, with the keys of `LossScale.state()`. A fixed scale has only a `loss_scale`.
     scale_state: dict[str, float] = dataclasses.field(default_factory=dict)
     #: Whether the loss scale is known to be fixed.
@@ -97,8 +98,8 @@ class Optimizer:
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
     #: Nadam's product of the momentum coefficients of all steps, with the schedule of the optimizer's library.
     nadam_product: float | None = None
-    #: The power of `beta_2` that TensorFlow 1's Adam saves in place of a step count.
-    beta2_power: float | None = None
+    #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
+    powers: dict[str, float] = dataclasses.field(default_factory=dict)
     #: The paths of the remaining variables of the optimizer and of its wrapper. Their meaning is unknown.
     others: list[str] = dataclasses.field(default_factory=list)
 
@@ -158,7 +159,7 @@ class File:
 
 
 @contextlib.contextmanager
-def explaining_damage(path: str) -> Iterator[None]:
+def explaining_damage(path: str, part: str) -> Iterator[None]:
     """Turn any error that a library raises for a damaged file into a `FileError`."""
     try:
         yield
@@ -167,4 +168,6 @@ def explaining_damage(path: str) -> Iterator[None]:
     # The type of the error depends on the library and on which byte of the file is damaged.
     except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise FileError(f"{path} cannot be read: {why}. The file may be truncated or damaged.") from error
+        raise FileError(
+            f"{path}: {part} cannot be read, because the file is truncated or damaged ({why}). Use another copy."
+        ) from error

@@ -8,6 +8,7 @@ from typing import Any
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import LIBRARIES, SCALE_NAMES, File, Optimizer, Slot, Tensor, scale_values
 
+MIXED_PRECISION = "MixedPrecisionLossScaleOptimizer, or tf_lossscale"
 _POWERS = ("beta1_power", "beta2_power")
 _STATE = {*_POWERS, *(name for names in SCALE_NAMES.values() for name in names)}
 
@@ -64,12 +65,17 @@ def _state(optimizer: Optimizer, state: dict[str, Tensor], tensors: dict[str, Te
     values: dict[str, set[float]] = {}
     for name, tensor in state.items():
         values.setdefault(last_part(name), set()).add(tensor.number())
-    # If variables of one kind, such as `beta2_power`, have different values, all of them are ignored. The file does not
+    # If variables of one kind, such as `beta1_power`, have different values, all of them are ignored. The file does not
     # say which of them belongs to which optimizer.
     agreed = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
-    optimizer.beta2_power = agreed.get("beta2_power")
-    if "global_step" in tensors and ("beta2_power" in agreed or "beta2_power" not in values):
+    optimizer.powers = {name: value for name, value in agreed.items() if name.endswith("_power")}
+    steps, is_exact = slot_names.steps_of_powers(optimizer.powers)
+    differ = any(len(each) > 1 for name, each in values.items() if name in _POWERS)
+    if is_exact:
+        optimizer.iterations = steps
+    elif "global_step" in tensors and not differ:
         optimizer.iterations = tensors["global_step"].number()
     optimizer.others = [name for name in state if last_part(name) not in {*agreed, *_POWERS}]
     optimizer.scale_state = scale_values(agreed.get)
-    optimizer.wrapper = "LossScaleOptimizer" if optimizer.scale_state else None
+    if optimizer.scale_state:
+        optimizer.wrapper = "contrib's LossScaleOptimizer" if "loss_scale" in agreed else MIXED_PRECISION

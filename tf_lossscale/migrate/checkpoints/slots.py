@@ -1,7 +1,8 @@
-"""Names of the optimizers' slots in each library."""
+"""Names of the optimizers' slots in each library, and differences between the libraries' update formulas."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -46,9 +47,27 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
 # Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
-# The classes whose update formula in Keras 3 and tf_keras differs from that of older libraries. With a momentum,
-# RMSprop's formula is the same.
-OTHER_FORMULA = ("RMSprop", "Adagrad", "AdamW", "Nadam")
+# Powers of Adam's betas that are smaller than this number are too inaccurate to compute the step count from them.
+_SMALLEST_POWER = 1e-35
+
+# Maps each class whose update formula is not the same in all libraries to a note for the user of `restore`. The note
+# says how the restored optimizer's steps may differ from the saved optimizer's steps.
+DIFFERENCES = {
+    **{
+        name: f"{name}: the saved optimizer divides by sqrt(v) + epsilon, the current one by sqrt(v + epsilon). Pass "
+        "the square of the old epsilon: the relative difference of a step is then epsilon / sqrt(v)."
+        for name in ("RMSprop", "Adagrad")
+    },
+    "AdamW": (
+        "AdamW: TensorFlow Addons subtracts weight_decay times the variable, the current optimizer learning_rate times "
+        "weight_decay times the variable. Divide the old weight_decay by the learning rate."
+    ),
+    "Nadam": (
+        "Nadam: the momentum schedule of the current optimizer warms up 250 times as fast, so the steps differ. The "
+        "moments are restored. The product of momenta is computed with the current schedule from the step count, "
+        "which may include skipped steps."
+    ),
+}
 
 
 def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +122,19 @@ def order_in_lists(name: str | None, family: str, config: Mapping[str, float]) -
     together = tuple(slot for slot in own if interleaved and slot != "vhat")
     alone = [slot for slot in own if slot not in together]
     return [group for group in (*zip(of_any), together, *zip(alone)) if group]
+
+
+def steps_of_powers(powers: Mapping[str, float], betas: tuple[float, float] = (0.9, 0.999)) -> tuple[int | None, bool]:
+    """Compute the step count of TensorFlow 1's Adam from the powers of its betas.
+
+    Returns the step count, and whether it is exact. It is a lower bound if the powers are too small to compute it.
+    """
+    for beta, name in sorted(zip(betas, ("beta1_power", "beta2_power")), reverse=True):
+        power = powers.get(name, 1.0)
+        if 0.0 <= power < 1.0 and 0.0 < beta < 1.0:
+            steps = round(math.log(max(power, _SMALLEST_POWER)) / math.log(beta)) - 1
+            return steps, power > _SMALLEST_POWER
+    return None, False
 
 
 def nadam_product(beta_1: float, iterations: int, decay: float = 1.0) -> float:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from tf_lossscale.migrate.checkpoints import slots as slot_names
+from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.variables import as_number
+from tf_lossscale.migrate.checkpoints.matching import name_of
 from tf_lossscale.migrate.checkpoints.saved import scale_values
 from tf_lossscale.wrapper import registry
-from tf_lossscale.wrapper.checks import name_of
 
 
 def target_of(optimizer: Any) -> Target | None:
@@ -39,6 +39,11 @@ class Target:
         self.library = library
 
     @property
+    def is_wrapped(self) -> bool:
+        """Whether there is a LossScaleOptimizer around the optimizer."""
+        return self.optimizer is not self.inner
+
+    @property
     def micro_steps(self) -> int:
         """The number of accumulated gradients in a step, which only Keras 3 can make larger than 1."""
         return getattr(self.inner, "gradient_accumulation_steps", None) or 1
@@ -61,17 +66,19 @@ class Target:
 
     def key(self, variable: Any) -> Any:
         """Return the key of a variable's slots in `slots`, or None if the optimizer was not built for the variable."""
-        # The variable may also be from another library.
-        with contextlib.suppress(AttributeError, KeyError):
+        try:
             return self._key(variable)
+        # The variable may also be from another library.
+        except (AttributeError, KeyError):
+            return None
 
     def _key(self, variable: Any) -> Any:
         return self.inner._get_variable_index(variable)
 
-    def slots(self) -> dict[str, dict[Any, Any]]:
-        """Map the name of each slot to a dict from the keys of the variables to their slots."""
-        attributes = slot_names.ATTRIBUTES.get(slot_names.known_class(self.inner) or "", {})
-        return {name: dict(enumerate(getattr(self.inner, attributes[name], None) or ())) for name in attributes}
+    def slots(self, name: str, attribute: str) -> dict[Any, Any]:
+        """Return all slots of one kind."""
+        del name
+        return dict(enumerate(getattr(self.inner, attribute, None) or ()))
 
     def iterations(self) -> Any:
         """Return the variable with the step count. With gradient accumulation in Keras 3, it counts micro-steps."""
@@ -85,16 +92,9 @@ class Target:
         """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step as a number."""
-        rate = self.learning_rate()
-        if self.has_schedule:
-            rate = rate(step) if hasattr(rate, "get_config") else rate()
-        return float(rate)
-
     def scale(self) -> float | None:
         """Return the current loss scale, or None if the optimizer is not wrapped."""
-        if self.optimizer is self.inner:
+        if not self.is_wrapped:
             return None
         scale = self.optimizer.loss_scale if hasattr(self.optimizer, "_loss_scale") else self.optimizer.dynamic_scale
         return float(np.asarray(scale))
@@ -103,8 +103,16 @@ class Target:
         """Return the variables of a dynamic loss scale, by the keys of `LossScale.state()`. A fixed scale has none."""
         # Keras 3's own wrapper has these variables itself.
         holder = getattr(self.optimizer, "_loss_scale", self.optimizer)
-        values = scale_values(lambda name: getattr(holder, name, None))
-        return {key: value for key, value in values.items() if hasattr(value, "assign")}
+        return scale_values(lambda name: getattr(holder, name, None))
+
+    def scale_places(self, state: dict[str, float]) -> list[tuple[Any, Any]]:
+        """Return (variable, value) pairs that give a dynamic loss scale the values of a state, and keep the others."""
+        scale: Any = getattr(self.optimizer, "_loss_scale", None)
+        places: list[tuple[Any, Any]] = []
+        if not isinstance(scale, LossScale) or not state:
+            return [(self.scale_variables()[key], value) for key, value in state.items()]
+        scale._set_state(scale.state() | state, as_number, lambda variable, value: places.append((variable, value)))
+        return places
 
     def remaining(self, known: Iterable[Any]) -> list[str]:
         """Return the names of the variables that are neither known nor the learning rate, nor of any loss scale."""
@@ -126,9 +134,9 @@ class _Legacy(Target):
         key = variable._unique_id
         return key if key in self.inner._slots or not self.inner._slots else None
 
-    def slots(self) -> dict[str, dict[Any, Any]]:
-        of_variables = self.inner._slots
-        return {name: {key: of[name] for key, of in of_variables.items() if name in of} for name in super().slots()}
+    def slots(self, name: str, attribute: str) -> dict[Any, Any]:
+        del attribute
+        return {key: slots[name] for key, slots in self.inner._slots.items() if name in slots}
 
     def iterations(self) -> Any:
         return self.inner.iterations
