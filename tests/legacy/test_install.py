@@ -479,6 +479,20 @@ def test_an_optimizer_that_is_compiled_again_under_another_policy_gets_the_loss_
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("loss_scale", ["number", "dynamic", "object"])
+def test_each_model_under_a_policy_has_a_loss_scale_of_its_own(keras, loss_scale):
+    mixed_precision = keras.mixed_precision.experimental
+    given = {"number": 8, "dynamic": "dynamic", "object": legacy.DynamicLossScale(8, 2)}[loss_scale]
+    policy = mixed_precision.Policy("mixed_float16", loss_scale=given)
+    first, second = (compiled(keras, mixed_precision.set_policy, policy) for _ in range(2))
+    start = float(first.optimizer.loss_scale())
+    good, bad = np.ones((4, 1)), np.full((1, 1), np.inf)
+    first.fit(good, np.ones((4, 1)), batch_size=1, verbose=0)
+    second.fit(bad, np.ones((1, 1)), verbose=0)
+    after = [float(model.optimizer.loss_scale()) for model in (first, second)]
+    assert after == {"number": [8, 8], "dynamic": [start, start / 2], "object": [32, 4]}[loss_scale]
+
+
 def test_compile_honours_the_policy_that_the_model_was_built_under(keras):
     mixed_precision = keras.mixed_precision.experimental
     Policy = mixed_precision.Policy

@@ -56,11 +56,19 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
                 return before
             registry.release(inner_optimizer)
     if policies.is_old(policy):
-        wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, loss_scale)
+        wrapper: Any = experimental.LossScaleOptimizer(inner_optimizer, _own(loss_scale))
     else:
         wrapper = optimizer_lib.LossScaleOptimizer(inner_optimizer)
     _made[inner_optimizer] = weakref.ref(wrapper), loss_scale
     return wrapper
+
+
+def _own(loss_scale: Any) -> Any:
+    """Return a policy's loss scale, or a new one with its arguments if the optimizer of another model has it."""
+    # "dynamic" stands for a new loss scale in any case.
+    if isinstance(loss_scale, str) or all(made() is None or other is not loss_scale for made, other in _made.values()):
+        return loss_scale
+    return loss_scale.from_config(loss_scale.get_config())
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:

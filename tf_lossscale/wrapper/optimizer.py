@@ -701,7 +701,7 @@ class LossScaleOptimizer(Saving):
     def _require_own_scale(self) -> None:
         """Raise an error if another optimizer has stepped with the same loss scale, which changes in each step."""
         scaler = self._scale
-        if isinstance(scaler, SharedLossScale) or not scaler._overrides("move"):
+        if isinstance(scaler, SharedLossScale) or not (scaler.may_skip and scaler._overrides("move")):
             return
         for other in registry.wrappers():
             if other.scaler is scaler and other._optimizer is not self._optimizer and other._stepped:
