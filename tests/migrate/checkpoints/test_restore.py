@@ -456,3 +456,60 @@ def test_an_optimizer_on_several_replicas_is_read_while_it_is_alive(optimizers):
     assert (restored.iterations, restored.loss_scale, restored.dynamic_counter) == (3, 64.0, 3)
     for one, another in zip(old.weights, new.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), another.numpy())
+
+
+@pytest.mark.parametrize("name", ["Adam", "d_opt", "LazyAdam"])
+def test_the_steps_of_tensorflow_1s_adam_are_known_whatever_it_is_called(name, tmp_path):
+    mine, theirs = variables(), variables()
+    old = tf.compat.v1.train.AdamOptimizer(0.1, name=name)
+    for each in gradients(3):
+        old.apply_gradients(list(zip(each, theirs)))
+    new = tf.keras.optimizers.Adam(0.1, epsilon=1e-8)
+    assert migrate.restore(checkpoint(tmp_path, old, theirs), new, mine).iterations == int(new.iterations) == 3
+    for each in gradients(2, seed=3):
+        old.apply_gradients(list(zip(each, theirs)))
+        new.apply_gradients(list(zip(each, mine)))
+    for a, b in zip(mine, theirs):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("saved_scale", "expected"), [(2.0**20, 2.0**10), (2.0**-3, 1.0)])
+def test_a_restored_scale_stays_in_the_range_of_the_new_rules(saved_scale, expected, tmp_path):
+    theirs = variables()
+    old = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=saved_scale, min_scale=2.0**-10)
+    old.build(theirs)
+    new = LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=2.0**8, max_scale=2.0**10)
+    migrate.restore(checkpoint(tmp_path, old, theirs), new, variables())
+    assert float(new.loss_scale) == expected
+
+
+def test_micro_steps_of_an_unknown_number_in_a_step_are_noted(tmp_path):
+    theirs = variables()
+    old = tf.keras.optimizers.Adam(0.1, gradient_accumulation_steps=4)
+    for each in gradients(8):
+        old.apply_gradients(list(zip(each, theirs)))
+    notes = "\n".join(
+        migrate.restore(checkpoint(tmp_path, old, theirs), tf.keras.optimizers.Adam(0.1), variables()).notes
+    )
+    assert "counts 8 micro-steps, but does not say how many of them make a step" in notes
+
+
+def test_in_a_keras_3_model_with_a_replaced_layer_each_layer_gets_its_own_weights(tmp_path):
+    class Replaced(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = tf.keras.layers.Dense(3), tf.keras.layers.Dense(3)
+            self.a = tf.keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.b(self.a(x))
+
+    old, new = Replaced(), Replaced()
+    for model in (old, new):
+        model(np.ones((1, 3), "float32"))
+    optimizer = tf.keras.optimizers.Adam()
+    optimizer.build(old.trainable_variables)
+    path = tf.train.Checkpoint(model=old, optimizer=optimizer).write(str(tmp_path / "ckpt"))
+    migrate.restore(path, tf.keras.optimizers.Adam(), new.variables)
+    for layer in ("a", "b"):
+        np.testing.assert_array_equal(getattr(new, layer).kernel, getattr(old, layer).kernel)
