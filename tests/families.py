@@ -23,8 +23,9 @@ class NoKeras3:
         return self.names
 
 
+_KERAS_2_ALONE = tf_keras.__name__ == "keras"
 # Its optimizers and itself.
-_KERAS_3 = (NoKeras3(),) * 2 if tf_keras.__name__ == "keras" else (tf.keras.optimizers, tf.keras)
+_KERAS_3 = (NoKeras3(),) * 2 if _KERAS_2_ALONE else (tf.keras.optimizers, tf.keras)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,10 @@ ALL_FAMILIES = (
 )
 ALL_IDS = [family.name for family in ALL_FAMILIES]
 
-#: A decorator for a test that needs Keras 3, or Keras 3 and tf_keras.
-with_keras_3 = pytest.mark.skipif(tf_keras.__name__ == "keras", reason="TensorFlow 2.15: Keras 2 alone")
+# Decorators for a test that needs Keras 3, or Keras 3 and tf_keras; and for one that needs TensorFlow 2.15.
+with_keras_3 = pytest.mark.skipif(_KERAS_2_ALONE, reason="TensorFlow 2.15: Keras 2 alone")
+with_keras_2_alone = pytest.mark.skipif(not _KERAS_2_ALONE, reason="needs TensorFlow 2.15")
 # Decorators: a test that runs for each family.
 families = pytest.mark.parametrize("family", FAMILIES, ids=IDS)
+keras_2_families = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
 all_families = pytest.mark.parametrize("family", ALL_FAMILIES, ids=ALL_IDS)

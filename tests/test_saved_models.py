@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.cases import combinations
-from tests.families import FAMILIES, IDS
+from tests.families import FAMILIES, keras_2_families
 from tf_lossscale import LossScaleOptimizer, migrate
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -97,7 +97,7 @@ def test_a_checkpoint_after_fit_holds_no_slot_twice_and_goes_on_bit_by_bit(famil
     assert float(model.optimizer.loss_scale) == float(again.optimizer.loss_scale)
 
 
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+@keras_2_families
 def test_a_model_file_of_ours_is_read_by_the_original_under_its_own_name(family, tmp_path):
     model = model_of(family)
     train(model, 5)

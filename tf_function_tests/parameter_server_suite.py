@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, FAMILIES, IDS
+from tests.families import ALL_FAMILIES, FAMILIES, keras_2_families
 from tf_function_tests.cell import why_not
 from tf_lossscale import LossScaleOptimizer
 
@@ -85,7 +85,7 @@ def test_workers_step_at_the_same_time(family):
     assert not bool(shared.optimizer.last_step_skipped)
 
 
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+@keras_2_families
 def test_fit_skips_batches_that_overflow(family):
     keras = family.keras
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")

@@ -12,7 +12,7 @@ import tf_keras
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tests import loops, strategies
-from tests.families import FAMILIES, IDS, families
+from tests.families import FAMILIES, families, keras_2_families
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -146,14 +146,14 @@ def test_the_average_over_the_processes_is_checked_and_applied(family, way, comp
     assert compiled or other.averages == len(STEPS)
 
 
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+@keras_2_families
 def test_horovods_optimizer_around_a_wrapper_is_a_type_error_as_with_the_original(family):
     for wrap in (family.keras.mixed_precision.LossScaleOptimizer, LossScaleOptimizer):
         with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
             horovods_optimizer(wrap(family.sgd()), OtherProcess())
 
 
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+@keras_2_families
 def test_fit_takes_a_distributed_optimizer(family):
     other = OtherProcess()
     layers = family.keras.layers

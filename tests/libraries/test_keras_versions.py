@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_lossscale
 from tests import loops, strategies
-from tests.families import FAMILIES, NoKeras3, with_keras_3
+from tests.families import FAMILIES, with_keras_2_alone, with_keras_3
 from tf_lossscale import serialization
 from tf_lossscale.legacy import old_names, wrap_in_compile
 from tf_lossscale.legacy.changes import Changes
@@ -89,7 +89,7 @@ def test_with_keras_3_keras_2_is_tf_keras():
     assert keras_versions.library_in("keras.src.optimizers.adam") == "keras"
 
 
-@pytest.mark.skipif(not isinstance(FAMILIES[0].keras, NoKeras3), reason="needs TensorFlow 2.15")
+@with_keras_2_alone
 def test_everything_that_is_for_the_keras_of_tensorflow_takes_keras_2():
     assert keras_versions.keras_of_tensorflow() == "tf_keras"
     adafactor = tf_lossscale.optimizers.Adafactor()
@@ -104,7 +104,7 @@ def test_everything_that_is_for_the_keras_of_tensorflow_takes_keras_2():
         assert type(again.inner_optimizer) is type(inner)
 
 
-@pytest.mark.skipif(not isinstance(FAMILIES[0].keras, NoKeras3), reason="needs TensorFlow 2.15")
+@with_keras_2_alone
 @pytest.mark.parametrize("legacy", [False, True])
 def test_replicas_agree_on_a_skipped_step_of_tensorflows_own_keras(legacy):
     strategy = strategies.get("mirrored_2")

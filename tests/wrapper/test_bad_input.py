@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.cases import MODES, combinations
-from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families, with_keras_3
+from tests.families import ALL_FAMILIES, all_families, families, keras_2_families, with_keras_3
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.amp import FixedLossScaleManager
 from tf_lossscale.legacy import stable
@@ -278,7 +278,7 @@ def test_a_bad_call_after_scale_loss_leaves_the_gradients_scaled_ones(family):
 
 
 @with_keras_3
-@pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
+@keras_2_families
 def test_variables_of_keras_3_are_refused_and_train_nothing(family):
     variable, optimizer = keras.Variable([1.0, 2.0], name="kernel"), LossScaleOptimizer(family.adam())
     optimizer.scale_loss(1.0)

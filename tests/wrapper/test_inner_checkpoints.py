@@ -7,14 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tests.cases import combinations
-from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families, families, tf_keras
+from tests.families import ALL_FAMILIES, FAMILIES, all_families, families, keras_2_families, tf_keras
 from tf_lossscale import LossScaleOptimizer, SharedLossScale, migrate
 from tf_lossscale.wrapper.registry import is_wrapped
 
 # Each test writes and reads files of models; `test_saved_models.py` and `test_restore.py` run in `make test`.
 pytestmark = pytest.mark.slow
-
-keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
 
 
 def original(inner, **kwargs):
@@ -63,7 +61,7 @@ def test_the_inner_optimizers_checkpoint_brings_back_scale_and_counter(family, m
 
 @pytest.mark.parametrize("wrapped", ["before the restore", "after the restore"])
 @pytest.mark.parametrize(("write", "read"), [(original, LossScaleOptimizer), (LossScaleOptimizer, original)])
-@keras_2
+@keras_2_families
 def test_the_original_and_the_wrapper_read_each_others(family, write, read, wrapped, tmp_path):
     inner, weight = family.adam(), tf.Variable(1.0)
     trained(write, inner, weight)

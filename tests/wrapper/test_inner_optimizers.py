@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import strategies
-from tests.families import FAMILIES, IDS, families
+from tests.families import families, keras_2_families
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.legacy.policy import policies_of
 
@@ -220,9 +220,6 @@ def test_the_inner_optimizer_is_given_plain_tensors_on_every_replica(family, str
     np.testing.assert_array_equal(weight, [5.0 - 2.0 * strategy.num_replicas_in_sync])
 
 
-keras_2 = pytest.mark.parametrize("family", FAMILIES[1:], ids=IDS[1:])
-
-
 @pytest.fixture
 def mixed_float16():
     policies_of("tf_keras").set_policy("mixed_float16")
@@ -240,7 +237,7 @@ def built():
 @pytest.mark.usefixtures("mixed_float16")
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
-@keras_2
+@keras_2_families
 def test_an_autocast_variable_is_trained_as_a_plain_one(family, kind, in_function):
     layer, plain = built(), tf.Variable([[1.0]])
     optimizer = LossScaleOptimizer(getattr(family.optimizers, kind)(1.0))
@@ -255,7 +252,7 @@ def test_an_autocast_variable_is_trained_as_a_plain_one(family, kind, in_functio
 
 
 @pytest.mark.usefixtures("mixed_float16")
-@keras_2
+@keras_2_families
 def test_a_learning_rate_below_float16_moves_the_float32_variable(family):
     layer = built()
     optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-14))

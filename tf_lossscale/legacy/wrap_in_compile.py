@@ -64,11 +64,9 @@ def _wrapped(inner_optimizer: Any, library: str) -> Any:
 
 
 def _own(loss_scale: Any) -> Any:
-    """Return a policy's loss scale, or a new one with its arguments if the optimizer of another model has it."""
-    # "dynamic" stands for a new loss scale in any case.
-    if isinstance(loss_scale, str) or all(made() is None or other is not loss_scale for made, other in _made.values()):
-        return loss_scale
-    return loss_scale.from_config(loss_scale.get_config())
+    """Return a policy's loss scale, or a new one with its arguments if another optimizer has it."""
+    is_taken = any(wrapper.scaler is loss_scale for wrapper in registry.wrappers())
+    return loss_scale.from_config(loss_scale.get_config()) if is_taken else loss_scale
 
 
 def optimizers_for(library: str, optimizers: types.ModuleType) -> types.SimpleNamespace:

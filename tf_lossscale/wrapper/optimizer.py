@@ -287,6 +287,8 @@ class LossScaleOptimizer(Saving):
         """
         return self._scaled("scale_loss", loss)
 
+    # AutoGraph converts a user's function that returns the loss, but need not convert this one.
+    @do_not_convert
     def _scaled(self, method: str, loss: Any) -> Any:
         """Scale a loss and mark it as scaled. For a function, return a function that scales the result of each call.
 
@@ -295,9 +297,7 @@ class LossScaleOptimizer(Saving):
         contract.require_unscaled_loss(loss, self._scale)
         if callable(loss) and not tf.is_tensor(loss):
             self._contract.called(method)
-            # AutoGraph converts the user's function, but need not convert this package's functions.
-            scaled: Any = do_not_convert(self._scaled)
-            return lambda: scaled(method, loss())
+            return lambda: self._scaled(method, loss())
         if method == "scale_loss":
             loss = tf.nest.map_structure(_at_least_float32, loss)
         factor = self._times_loss_scale_factor(self._scale._factor_of_loss())

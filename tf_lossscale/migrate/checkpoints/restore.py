@@ -231,7 +231,7 @@ def _slots(
                 # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
                 # negative learning rate.
-                value = np.float32(-_learning_rate_at(steps or 0, target)) * value
+                value = np.float32(-target.rate_at(steps or 0)) * value
             found.append((slot, variable, value))
             if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
                 by_order[matching.name_of(variable)] = None
@@ -322,13 +322,6 @@ def _nadam_product(file: File, saved: Optimizer, steps: int, target: Target, not
             f"{file.path}: Nadam's product of momenta must be a number from 0 to 1, but is {saved.nadam_product:g}."
         )
     return saved.nadam_product
-
-
-def _learning_rate_at(step: int, target: Target) -> float:
-    rate = target.learning_rate()
-    if target.has_schedule:
-        rate = rate(step) if hasattr(rate, "get_config") else rate()
-    return float(rate)
 
 
 def _scale(saved: Optimizer, target: Target, notes: Notes) -> dict[str, Any]:

@@ -92,6 +92,13 @@ class Target:
         """Return the learning rate as the optimizer stores it: a variable, a number, a function or a schedule."""
         return getattr(self.inner, "_learning_rate", None)
 
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        rate = self.learning_rate()
+        if self.has_schedule:
+            rate = rate(step) if hasattr(rate, "get_config") else rate()
+        return float(rate)
+
     def scale(self) -> float | None:
         """Return the current loss scale, or None if the optimizer is not wrapped."""
         if not self.is_wrapped:
