@@ -8,8 +8,8 @@ from tf_lossscale.wrapper import contract
 
 @pytest.fixture(autouse=True)
 def without_earlier_calls():
-    """Forget the calls in eager mode of optimizers of earlier tests, which may be in reference cycles."""
-    contract._EAGER.calls.clear()
+    """Forget the last loss in eager mode of optimizers of earlier tests, which may be in reference cycles."""
+    contract._EAGER.call = None
 
 
 @pytest.fixture

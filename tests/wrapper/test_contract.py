@@ -265,26 +265,33 @@ def test_a_keras_3_step_may_follow_an_accumulation_in_two_functions(family):
 @all_families
 @compiled
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-def test_a_loss_that_another_optimizer_scaled_is_refused(family, compiled, shared):
-    first, second = tf.Variable(1.0), tf.Variable(1.0)
+def test_a_loss_that_another_optimizer_scaled_is_refused_unless_they_share_the_scale(family, compiled, shared):
+    weights = [tf.Variable(2.0), tf.Variable(2.0)]
     scale = SharedLossScale(1024.0)
     arguments = {"loss_scale": scale} if shared else {"initial_scale": 1024.0}
-    one, two = (LossScaleOptimizer(family.sgd(), **arguments) for _ in range(2))
-    one.build([first]), two.build([second])
+    optimizers = [LossScaleOptimizer(family.sgd(), **arguments) for _ in weights]
+    for optimizer, weight in zip(optimizers, weights):
+        optimizer.build([weight])
 
     def step():
         with tf.GradientTape() as tape:
-            loss = one.scale_loss(first + second)
-        gradients = tape.gradient(loss, [first, second])
-        pairs = [(one, [(gradients[0], first)]), (two, [(gradients[1], second)])]
+            loss = optimizers[0].scale_loss(0.25 * (weights[0] ** 2 + weights[1] ** 2))
+        pairs = [[pair] for pair in zip(tape.gradient(loss, weights), weights)]
         if shared:
-            scale.apply_gradients(pairs)
-        for optimizer, grads_and_vars in pairs:
-            optimizer.apply_gradients(grads_and_vars)
+            scale.apply_gradients(zip(optimizers, pairs))
+        else:
+            for optimizer, grads_and_vars in zip(optimizers, pairs):
+                optimizer.apply_gradients(grads_and_vars)
 
-    with pytest.raises(RuntimeError, match="of another LossScaleOptimizer"):
-        run(step, compiled, steps=1)
-    assert second.numpy() == 1.0
+    if shared:
+        run(step, compiled)
+        assert [weight.numpy() for weight in weights] == [bare(family)] * 2
+        return
+    for _ in range(2):  # in the second step, both optimizers have trained before
+        with pytest.raises(RuntimeError, match="of another LossScaleOptimizer"):
+            run(step, compiled, steps=1)
+        assert weights[1].numpy() == 2.0
+        loops.step(optimizers[1], lambda: weights[1] * 0.0, weights[1:])
 
 
 @pytest.mark.parametrize("order", ["own last", "own first", "alone"])

@@ -131,6 +131,8 @@ def test_one_scaled_loss_of_two_optimizers_warns_of_nothing(warnings):
     shared.apply_gradients([(o, zip(g, [w])) for o, g, w in zip(optimizers, gradients, weights)])
     assert [float(weight) for weight in weights] == [0.5, 0.5]
     assert not warnings
+    shared = SharedLossScale(64)
+    shared.scale(tf.constant(1.0))
     forgetful = LossScaleOptimizer(FAMILIES[0].sgd(), loss_scale=shared)
     shared.apply_gradients([(forgetful, [(tf.constant(1.0), weights[0])])])
     assert "You forgot to call LossScaleOptimizer.get_unscaled_gradients()" in warnings[0]

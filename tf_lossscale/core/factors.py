@@ -2,85 +2,169 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core.graphs import ancestors, enclosing, functions, notes
+from tf_lossscale.core.graphs import birth, enclosing, functions, notes
+from tf_lossscale.core.origins import Unit, mark_factor, origins, units_of
+
+
+class _Event(NamedTuple):
+    """Something that happened to losses and gradients in eager mode."""
+
+    #: The number of the first tensor that was created then.
+    birth: int | None
+    #: The factor of a loss that was scaled, or whose gradients were computed. Otherwise gradients were unscaled, or the
+    #: user has read the scale.
+    factor: Any = None
+    is_read: bool = False
+    thread: int = 0
 
 
 class Factors:
     """The factors of one loss scale.
 
-    A traced function keeps the factors of its own losses, and a None for each loss that the user may have scaled by
-    hand. If there are several, or another function may have returned scaled gradients, the factor is the one that the
-    gradients were computed from. In eager mode, the factor is the last one, unless the gradients may come from a
-    function or from a loss that the user has scaled by hand.
+    In a graph, the origin of a gradient shows which factor multiplies it. In eager mode, the time at which a gradient
+    was created shows it, because each backward pass of a scaled loss is recorded.
     """
 
     def __init__(self) -> None:
-        # The factor of the last loss in eager mode, in all threads and in each thread.
-        self._last: tf.Tensor | None = None
+        # Another thread may append while this one iterates over a copy, which `list` makes in one step.
+        self._events: collections.deque[_Event] = collections.deque(maxlen=256)
         self._in_thread = _InThread()
-        # The functions that have scaled a loss and have unscaled no gradients since.
+        # The functions that may return gradients of a scaled loss.
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: The methods of an optimizer in whose place nothing was called yet.
+        self.never_called = {"get_scaled_loss", "get_unscaled_gradients"}
 
     def __reduce__(self) -> tuple[type[Factors], tuple[()]]:
         # The copies and pickles of a loss scale have scaled no losses.
         return Factors, ()
 
-    def remember(self, factor: tf.Tensor) -> None:
-        """Record that a loss is multiplied by a factor."""
-        here = functions()
-        for function in here:
-            notes(function).setdefault(self, []).append(factor)
-        self._unfinished.update(here[:1])
-        self._last = self._in_thread.last = None if here else factor
-        self._in_thread.is_pending = not here
+    # Units of graphs. -------------------------------------------------------------------------------------------
 
-    def of(self, gradients: list[Any]) -> tf.Tensor | None:
-        """Return the factor of the loss of gradients. If it is unknown, return None."""
-        here = functions()
-        self._unfinished.difference_update(here[:1])
-        if not here:
-            # Another thread may have scaled the loss, unless this thread has scaled one for which it took no gradients.
-            is_own, self._in_thread.is_pending = self._in_thread.is_pending, False
-            if self._unfinished:
-                return None
-            return self._in_thread.last if is_own else self._last
-        factors = notes(here[0]).get(self, [])
-        if len(factors) + len(self._unfinished) > 1:
-            inputs = {id(tensor) for tensor in ancestors(gradients, lambda tensor: True)}
-            used = [factor for factor in factors if id(factor) in inputs]
-            is_known = not self._unfinished and all(factor is not None for factor in factors)
-            factors = used or (factors if is_known else [])
-        # A tensor of a branch or a loop cannot be used outside of it.
-        usable = [factor for factor in factors[-1:] if getattr(factor, "graph", None) in enclosing()]
-        return usable[0] if usable else None
+    def _units(self, owner: Any, function: Any) -> list[Unit]:
+        """Return the units of a loss scale in a function. Each of its steps there ends one."""
+        return notes(function).setdefault(self, [Unit(owner, function)])
 
-    def forget(self) -> None:
-        """Forget the factor of the last loss, because the user has read the scale and may scale the next loss by it."""
-        if not self._in_thread.is_reading:
-            self._last = self._in_thread.last = None
-            for function in functions():
-                notes(function).setdefault(self, []).append(None)
+    def unit_here(self, owner: Any) -> Unit:
+        """Return the unit of the factors that are read now."""
+        here = functions()
+        return self._units(owner, here[0])[-1] if here else Unit(owner, None)
+
+    def unit_at(self, owner: Any, op: tf.Operation) -> Unit:
+        """Return the unit of the factors that were read when an operation was added to its graph."""
+        units = self._units(owner, functions(op.graph)[0])
+        ended = [unit for unit in units if op.graph in unit.end]
+        position = op.graph.get_operations().index(op) if ended else 0
+        return next((unit for unit in ended if position < unit.end[op.graph]), units[-1])
+
+    def step(self, owner: Any) -> None:
+        """Record a step, which may change the scale."""
+        for function in functions():
+            units = self._units(owner, function)
+            units[-1].end.update({graph: len(graph.get_operations()) for graph in enclosing()})
+            units.append(Unit(owner, function))
+
+    # Reading. ---------------------------------------------------------------------------------------------------
 
     def read(self, loss_scale: Callable[[], Any]) -> Any:
-        """Return the current scale, without forgetting the factor of the last loss."""
+        """Return the current scale, without recording that the user has read it."""
         self._in_thread.is_reading = True
         try:
             return loss_scale()
         finally:
             self._in_thread.is_reading = False
 
+    def note_read(self, scale: Any, owner: Any) -> None:
+        """Record that the user has read the scale, and may scale a loss by it."""
+        mark_factor(scale, self.unit_here(owner))
+        if not self._in_thread.is_reading:
+            self._unfinished.update(functions()[:1])
+            self._record(scale, is_read=True)
+
+    def _record(self, tensors: Any, factor: Any = None, is_read: bool = False) -> None:
+        births = [birth(each) for each in tf.nest.flatten(tensors) if birth(each) is not None]
+        if functions():
+            # The function may return gradients of a loss that it has scaled.
+            with tf.init_scope():
+                births, factor, is_read = [birth(tf.zeros([]))], None, True
+        if births:
+            self._events.append(_Event(births[0], factor, is_read, threading.get_ident()))
+
+    # Losses and gradients. --------------------------------------------------------------------------------------
+
+    def scaled(self, tensors: Any, factor: tf.Tensor) -> None:
+        """Record that a loss was multiplied by a factor, or that its gradients are being computed from `tensors`."""
+        self.never_called = self.never_called - {"get_scaled_loss"}
+        self._unfinished.update(functions()[:1])
+        self._in_thread.is_pending = True
+        self._record(tensors, factor=factor)
+
+    def unscaled(self, tensors: list[Any]) -> None:
+        """Record that gradients were divided by their factor."""
+        self.never_called = self.never_called - {"get_unscaled_gradients"}
+        self._unfinished.difference_update(functions()[:1])
+        self._in_thread.is_pending = False
+        if not functions():
+            self._record(tensors)
+
+    def of(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
+        """Return the factor of the loss of gradients. If it is unknown, return None.
+
+        Raise an error if they are multiplied by different factors.
+        """
+        if functions():
+            return self._in_graph(gradients, owner)
+        factors = {id(factor): factor for each in gradients if (factor := self._in_eager(each)) is not None}
+        if len({float(factor) for factor in factors.values()}) > 1:
+            raise RuntimeError(_SEVERAL)
+        return next(iter(factors.values()), None)
+
+    def _in_graph(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
+        used = {unit for found in origins(gradients) for unit in units_of(found, owner)}
+        if len(used) > 1:
+            raise RuntimeError(_SEVERAL)
+        # Gradients may come from a variable to which the same function has added them.
+        units = [unit for unit in (used or reversed(self._units(owner, functions()[0]))) if unit.factors]
+        # A tensor of a branch or a loop cannot be used outside of it.
+        usable = [factor for unit in units[:1] for factor in unit.factors if factor.graph in enclosing()]
+        if used and not usable and any(unit.end for unit in used):
+            raise RuntimeError(_LATE)
+        return usable[-1] if usable else None
+
+    def _in_eager(self, gradient: Any) -> tf.Tensor | None:
+        born, events = birth(gradient), list(self._events)
+        if self._in_thread.is_pending:
+            # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
+            events = [event for event in events if event.thread == threading.get_ident()]
+        is_doubtful, is_next = bool(self._unfinished), True
+        for event in reversed(events):
+            if born is not None and event.birth > born:
+                continue
+            if event.factor is not None:
+                return event.factor if is_next or not is_doubtful else None
+            is_doubtful, is_next = is_doubtful or event.is_read, False
+        return None
+
 
 class _InThread(threading.local):
-    #: The factor of the last loss of the thread.
-    last: tf.Tensor | None = None
-    #: Whether no gradients have been unscaled since that loss was scaled.
+    #: Whether no gradients have been unscaled since a loss was scaled in this thread.
     is_pending = False
     #: Whether the package itself reads the scale.
     is_reading = False
+
+
+_SEVERAL = (
+    "These gradients are of several losses, and a step between these losses may have changed the loss scale, so they "
+    "may be multiplied by different factors. Unscale the gradients of each loss separately, before adding them up."
+)
+_LATE = (
+    "These gradients are of a loss that was scaled in another function, branch or loop, and a step since then may have "
+    "changed the loss scale. Unscale the gradients there, or before that step."
+)

@@ -41,23 +41,24 @@ def finished(result: Any) -> tf.Tensor:
         return tf.constant(True)
 
 
-def enclosing() -> list[Any]:
-    """Return the graph that is being built and the graphs around it, innermost first. In eager mode there are none."""
+def enclosing(graph: Any = None) -> list[Any]:
+    """Return a graph and the graphs around it, innermost first. By default start from the graph being built, if any."""
     graphs: list[Any] = []
-    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if graph is None and not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         graphs.append(graph)
         graph = getattr(graph, "outer_graph", None)
     return graphs
 
 
-def functions() -> list[Any]:
-    """Return the graphs of the functions being traced, innermost first, then the TF1 graph around them if any."""
+def functions(graph: Any = None) -> list[Any]:
+    """Return the functions among `enclosing(graph)`, and the TF1 graph around them if any."""
     # The graphs of branches and loops are instances of subclasses of FuncGraph.
     has_session = not tf.compat.v1.executing_eagerly_outside_functions()
     return [
         graph
-        for graph in enclosing()
+        for graph in enclosing(graph)
         if type(graph) is _FuncGraph or (has_session and not isinstance(graph, _FuncGraph))
     ]
 
@@ -157,3 +158,29 @@ def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.
         yield each
         if passes(each):
             to_visit.extend(each.op.inputs)
+
+
+def captured(tensor: tf.Tensor) -> Any:
+    """Return the tensor outside of a function, branch or loop that an input of it stands for. An argument has none."""
+    return next((outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor), None)
+
+
+def called_functions(op: tf.Operation, attribute: str) -> list[Any]:
+    """Return the graphs of the functions that an attribute of an operation names, as far as they are known."""
+    if attribute not in op.node_def.attr:
+        return []
+    value = op.node_def.attr[attribute]
+    names = [each.name for each in value.list.func] or [value.func.name]
+    # `_get_function` is private, so a test asks for the functions of each kind of operation.
+    found = [op.graph._get_function(name) for name in names]
+    return [each.graph for each in found if hasattr(each, "graph")]
+
+
+def birth(tensor: Any) -> int | None:
+    """Return a number that is larger for eager tensors that were created later. A tensor of a graph has none."""
+    values = getattr(tensor, "values", tensor)
+    return (
+        values._id
+        if isinstance(values, tf.Tensor) and not isinstance(getattr(values, "graph", None), tf.Graph)
+        else None
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core import finite, scaling, skipping
+from tf_lossscale.core import finite, origins, scaling, skipping
 from tf_lossscale.core.factors import Factors
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
@@ -32,8 +32,9 @@ def _noting_reads(call: Any) -> Any:
 
     @functools.wraps(call)
     def noting(self: Any) -> Any:
-        self._factors.forget()
-        return call(self)
+        scale = call(self)
+        self._factors.note_read(scale, self)
+        return scale
 
     return noting
 
@@ -118,7 +119,7 @@ class LossScale(Variables):
         Raises:
             TypeError: a loss does not have a floating-point dtype.
         """
-        return scaling.scale_loss(loss, self._factor_of_loss())
+        return self._scaled(loss, lambda factor: factor)
 
     @overload
     def unscale(self, gradients: Iterable[SameGradient]) -> list[SameGradient]: ...
@@ -148,7 +149,9 @@ class LossScale(Variables):
             TypeError: a gradient does not have a floating-point dtype.
         """
         gradients, restructured = scaling.flattened(gradients)
-        return restructured(scaling.unscale(gradients, self._factor_of_gradients(gradients)))
+        unscaled = self._unscaled(gradients, lambda factor: scaling.unscale(gradients, factor))
+        origins.mark_pair(gradients, unscaled, self)
+        return restructured(unscaled)
 
     def _current(self) -> tf.Tensor:
         """Return the result of `__call__` as a float32 scalar tensor, or raise an error if it is not a scalar."""
@@ -163,18 +166,24 @@ class LossScale(Variables):
             raise ValueError(
                 f"{type(self).__name__}.__call__() must return a scalar, but returned a tensor of shape {scale.shape}."
             )
+        origins.mark_factor(scale, self._factors.unit_here(self))
         return scale
 
-    def _factor_of_loss(self) -> tf.Tensor:
-        """Return the scale to multiply a loss by, and remember it for the gradients of this loss."""
+    def _scaled(self, loss: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        """Multiply a loss by the result of `change` for the current scale, and remember the scale for its gradients."""
         factor = self._current()
-        self._factors.remember(factor)
-        return factor
+        record = functools.partial(self._factors.scaled, factor=factor)
+        scaled = scaling.scale_loss(loss, change(factor), record)
+        record(scaled)
+        origins.mark(scaled, self, True)
+        return scaled
 
-    def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
-        """Return the scale that multiplied the loss of gradients. If it is unknown, return the current scale."""
-        factor = self._factors.of(gradients)
-        return self._current() if factor is None else factor
+    def _unscaled(self, gradients: list[Any], divide: Callable[[tf.Tensor], list[Any]]) -> list[Any]:
+        """Return the result of `divide` for the factor of the loss of gradients, or for the current scale."""
+        factor = self._factors.of(gradients, self)
+        unscaled = divide(self._current() if factor is None else factor)
+        self._factors.unscaled(unscaled)
+        return unscaled
 
     # The step. --------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,21 @@ from tf_lossscale.core.graphs import in_xla_context, optimization_barrier
 SMALL = 20_000
 
 
-def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
-    """Multiply a floating-point tensor, or a nested structure of them, by a float32 scale, in the loss's own dtype."""
+def scale_loss(loss: Any, scale: tf.Tensor, on_backward: Callable[[Any], None] | None = None) -> Any:
+    """Multiply a floating-point tensor, or a nested structure of them, by a float32 scale, in the loss's own dtype.
+
+    In eager mode, each backward pass passes the gradient of a loss to `on_backward`.
+    """
+
+    def product(part: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Mul(x=part, y=tf.cast(scale, part.dtype))
+
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        result = product(upstream)
+        on_backward(result)  # type: ignore[misc]
+        return result
+
+    recorded: Any = tf.custom_gradient(lambda part: (product(part), gradient))
 
     def scaled(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -26,7 +39,7 @@ def scale_loss(loss: Any, scale: tf.Tensor) -> Any:
                 f"`loss` must be a floating-point tensor, but got dtype {part.dtype.name}. "
                 "Cast it first, for example with tf.cast(loss, tf.float32)."
             )
-        return tf.raw_ops.Mul(x=part, y=tf.cast(scale, part.dtype))
+        return product(part) if on_backward is None or not tf.executing_eagerly() else recorded(part)
 
     return tf.nest.map_structure(scaled, loss)
 

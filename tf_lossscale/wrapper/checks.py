@@ -13,9 +13,9 @@ from tf_lossscale.core import replicas
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
+from tf_lossscale.core.origins import marked_by
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.diagnosis.overflow import Diagnosis
-from tf_lossscale.wrapper.contract import is_scaled
 
 # The dtypes of gradients that fit any variable.
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
@@ -249,7 +249,7 @@ def require_fitting(gradients: list[Any], variables: list[Any]) -> None:
         if gradient is None:
             continue
         has_gradient = True
-        if getattr(variable, "overwrite_with_gradient", False) and is_scaled(gradient) is False:
+        if getattr(variable, "overwrite_with_gradient", False) and marked_by(gradient)[1] is False:
             raise ValueError(
                 f"{variable.name} has overwrite_with_gradient=True, so its gradient is the variable's new value, but "
                 "get_unscaled_gradients() divided this gradient by the loss scale. Pass the gradients of the scaled "

@@ -1,24 +1,26 @@
-"""Decides whether the gradients passed to an update are scaled, and raises an error if this is ambiguous.
+"""Decides whether the gradients passed to an update are scaled, and raises an error if this is unclear.
 
-Two kinds of evidence decide. *Marks* on tensors: a gradient that `get_unscaled_gradients` took is scaled, one that it
-returned is unscaled. *Calls*: each place, which is eager mode or a function that is being traced, has the last call of
-each optimizer in it. If all gradients of an update are marked, the marks decide. If some are marked, the marks and the
-calls must agree. If none is marked, the first of these rules decides that applies:
+The origin of a gradient decides: the graph that computed it, or the mark on the tensor, if `get_unscaled_gradients`
+took or returned it. The origin may be unknown in eager mode, and if a function gets a gradient as an argument or reads
+it from a variable. Then the calls to the optimizer decide: those in the innermost function that has any, otherwise
+those in all other places.
 
-1. The call in the innermost function being traced that has one. After `scale_loss` the gradients are scaled, for one
-   update. After `get_scaled_loss` and `get_unscaled_gradients` they are unscaled, for any number of updates.
-2. The calls in all other places that no update has followed there, because gradients can be passed between functions.
-   In eager mode, the call in eager mode is one of them. They must agree. A function that was traced on such an answer
-   cannot decide again, so a later call that contradicts it raises an error, unless an update follows in its function.
-3. No call: the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says, and a warning names
-   the methods that were not called. If `scale_loss` was called, but an update has used up the call, the update raises.
+1. Gradients are scaled after `scale_loss`, for one update. They are unscaled after `get_scaled_loss` and
+   `get_unscaled_gradients`, for any number of updates. The calls since the last update must agree. A function that was
+   traced on calls elsewhere cannot decide again, so a later call that contradicts them raises an error, unless an
+   update follows in its function.
+2. After a call to `scale_loss` of another optimizer, and after an update that has used up a call to `scale_loss`, it is
+   unclear whether the gradients are scaled.
+3. Without any call the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says, and a
+   warning names the methods that were not called.
 
-`apply` takes scaled gradients. It raises an error if marks or calls say that they are unscaled, and warns if some calls
-do. For a Sonnet optimizer, `apply` accepts both kinds, and the rules decide; without any call they are scaled.
+`apply` takes scaled gradients. It raises an error if their origin or the calls say that they are unscaled, and warns if
+some calls do. For a Sonnet optimizer, `apply` accepts both kinds, and without any evidence they are scaled.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import weakref
@@ -30,6 +32,7 @@ from absl import logging
 
 from tf_lossscale.core.graphs import ancestors, at_end_of_trace, do_not_convert, functions, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
+from tf_lossscale.core.origins import Origin, marked_by, origins
 from tf_lossscale.wrapper.shared import SharedLossScale
 
 # Maps each method to whether scaled gradients follow it in `apply_gradients`, in `apply`, and in an `apply` that takes
@@ -49,28 +52,50 @@ _TWO_WAYS_OUT = (
 )
 
 
+_SCALED_BY_ANOTHER = (
+    "The loss scale of another LossScaleOptimizer multiplies a gradient, or may do so, because that optimizer's "
+    "scale_loss() was called last. Pass the gradients to the other optimizer's get_unscaled_gradients(), and its "
+    "results to apply_gradients() of the optimizer that trains the variables."
+)
+_SCALES_A_LOSS = ("scale_loss", "get_scaled_loss")
+_NUMBERS = itertools.count()
+
+
 class _Call:
-    def __init__(self, method: str):
-        self.method = method
+    """A call to a method of an optimizer."""
+
+    def __init__(self, contract: Contract, method: str):
+        self.contract, self.method, self.number = weakref.ref(contract), method, next(_NUMBERS)
         #: Whether an update of the same optimizer has followed in the same place.
         self.is_followed = False
 
 
 class _Place:
-    """Eager mode or a function: the last call of each optimizer there, the latest of them at the end."""
+    """The calls to one optimizer in eager mode or in a function: the last one of each method, in their order."""
 
     def __init__(self) -> None:
-        self.calls: weakref.WeakKeyDictionary[Contract, _Call] = weakref.WeakKeyDictionary()
+        self.calls: dict[str, _Call] = {}
+
+    def since_last_loss(self) -> list[_Call]:
+        """Return the last call that scaled a loss, and the calls since."""
+        calls = list(self.calls.values())
+        first = max((i for i, call in enumerate(calls) if call.method in _SCALES_A_LOSS), default=0)
+        return calls[first:]
+
+    def since_last_update(self) -> list[_Call]:
+        """Return the calls that no update has followed, and those since the first such call to `scale_loss`."""
+        calls = list(self.calls.values())
+        first = next((i for i, call in enumerate(calls) if call.method == "scale_loss" and not call.is_followed), None)
+        return [call for call in calls if not call.is_followed] if first is None else calls[first:]
 
 
-_EAGER = _Place()
+class _Latest:
+    """The last call in eager mode or in a function that scaled a loss, of all optimizers."""
+
+    call: _Call | None = None
 
 
-def _places() -> list[_Place]:
-    """Return the places of the functions being traced, innermost first, or the one of eager mode."""
-    if tf.executing_eagerly():
-        return [_EAGER]
-    return [notes(function).setdefault(_Place, _Place()) for function in functions()] or [_EAGER]
+_EAGER = _Latest()
 
 
 class Decision(NamedTuple):
@@ -78,6 +103,8 @@ class Decision(NamedTuple):
 
     scaled: bool
     places: list[_Place]
+    #: Whether the origins of the gradients are known, so that no call has decided.
+    is_known: bool = False
     #: Whether the answer depends on calls outside of the innermost function.
     from_elsewhere: bool = False
 
@@ -87,9 +114,10 @@ class Contract:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._eager = _Place()
         # The methods that were ever called, and the places of these calls.
         self._ever: set[str] = set()
-        self._called_in: weakref.WeakSet[_Place] = weakref.WeakSet()
+        self._called_in: weakref.WeakSet[_Place] = weakref.WeakSet([self._eager])
         # Gradients outlive the functions that computed them, so the last place of each method does as well.
         self._last: dict[str, _Place] = {}
         # What was decided in the functions whose updates depend on calls elsewhere.
@@ -97,20 +125,29 @@ class Contract:
         # The messages that were logged. None of them is logged again.
         self._said: set[str] = set()
 
+    def __reduce__(self) -> tuple[type[Contract], tuple[()]]:
+        return Contract, ()
+
     # The calls. -------------------------------------------------------------------------------------------------
+
+    def _places(self) -> list[_Place]:
+        """Return the places of the functions being traced, innermost first, or the one of eager mode."""
+        return [notes(function).setdefault(self, _Place()) for function in functions()] or [self._eager]
 
     def called(self, method: str) -> None:
         """Record a call to a method."""
-        places, scaled = _places(), _SCALED_IN_APPLY_GRADIENTS[method]
-        call = _Call(method)
+        places, scaled, call = self._places(), _SCALED_IN_APPLY_GRADIENTS[method], _Call(self, method)
         with self._lock:
             self._ever.add(method)
             self._last[method] = places[0]
             for place in places:
-                place.calls.pop(self, None)
-                place.calls[self] = call
+                # Another thread may iterate over the calls, so the dict is replaced.
+                place.calls = {**{name: each for name, each in place.calls.items() if name != method}, method: call}
                 self._called_in.add(place)
             decided = {answer for place, answer in self._decided.items() if place not in places}
+        if method in _SCALES_A_LOSS:
+            for latest in _latest():
+                latest.call = call
         # A function that scales a loss usually unscales its gradients as well, so `get_scaled_loss` decides nothing.
         if (not scaled) in decided and method != "get_scaled_loss":
             self._contradicted(call, scaled)
@@ -119,8 +156,9 @@ class Contract:
         """Record an update. A step that raised an error is not recorded, so it can be repeated."""
         with self._lock:
             for place in decision.places:
-                if self in place.calls:
-                    place.calls[self].is_followed = True
+                # An update whose gradients are known follows their loss, and leaves earlier losses to other updates.
+                for call in place.since_last_loss() if decision.is_known else place.calls.values():
+                    call.is_followed = True
             if decision.from_elsewhere:
                 self._decided.update(dict.fromkeys(decision.places, decision.scaled))
 
@@ -130,28 +168,27 @@ class Contract:
         If a loss was scaled first, nothing is recorded: in that case Keras's `fit` has also scaled the loss that the
         wrapped function returned, so the gradients are still multiplied by the factor that `fit` applied.
         """
-        calls = self._calls_in(_places())
-        if not any(call.method in ("scale_loss", "get_scaled_loss") and not call.is_followed for call in calls):
+        calls = [call for place in self._places() for call in place.calls.values()]
+        if not any(call.method in _SCALES_A_LOSS and not call.is_followed for call in calls):
             self._ever |= {"get_scaled_loss", "get_unscaled_gradients"}
             self.called("inside")
 
     def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
         """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only."""
-        present = [gradient for gradient in gradients if gradient is not None]
-        marks, call = [is_scaled(gradient, loss_scale) for gradient in present], _places()[0].calls.get(self)
-        again = call is not None and call.method == "get_unscaled_gradients"
-        if False in marks or (again and any(_was_unscaled(gradient, loss_scale) for gradient in present)):
+        found = _kinds(gradients, loss_scale)
+        inside = self._places()[0].since_last_update()[-1:]
+        if inside and inside[0].method == "inside" and (not found or found - {True}):
+            raise RuntimeError(
+                "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
+                "unscaled them. Pass them to apply_gradients() as they are."
+            )
+        if False in found:
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
                 "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
                 "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
             )
-        if call is not None and call.method == "inside" and not call.is_followed and not (marks and all(marks)):
-            raise RuntimeError(
-                "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
-                "unscaled them. Pass them to apply_gradients() as they are."
-            )
-        if _are_of_another(present, loss_scale):
+        if _SCALED_BY_OTHER in found:
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
                 "get_unscaled_gradients() of the optimizer that scaled the loss, and pass the result to "
@@ -162,14 +199,13 @@ class Contract:
 
     def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
-        marks = _marks_of(gradients, loss_scale)
-        decision = self._decide(marks, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
-        # Another optimizer with the same loss scale may have scaled the loss.
-        shared = isinstance(loss_scale, SharedLossScale)
-        forgotten = {"get_unscaled_gradients"} if shared else {"get_scaled_loss", "get_unscaled_gradients"}
-        forgotten -= self._ever
+        kinds = _kinds(gradients, loss_scale)
+        # TensorFlow 2's apply_gradients applies the gradients of a loss from get_scaled_loss as they are, and warns.
+        is_forgotten = kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
+        decision = self._decide({False} if is_forgotten else kinds, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
+        forgotten = {"get_unscaled_gradients"} if is_forgotten else loss_scale._factors.never_called - self._ever
         only_skips = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
-        if forgotten and "scale_loss" not in self._ever and not only_skips and marks != {_UNSCALED_BY_ANOTHER}:
+        if forgotten and (is_forgotten or not ("scale_loss" in self._ever or only_skips or decision.is_known)):
             names = " and ".join(f"LossScaleOptimizer.{name}()" for name in sorted(forgotten))
             self._say(
                 logging.warning,
@@ -188,13 +224,13 @@ class Contract:
 
     def decide_for_apply(self, gradients: Iterable[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
-        marks = _marks_of(gradients, loss_scale)
+        kinds = _kinds(gradients, loss_scale)
         if may_be_unscaled:
-            decision = self._decide(marks, _SCALED_IN_EITHER_APPLY, otherwise=True)
+            decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
-            decision = Decision(True, _places())
-            self._require_not_unscaled({scaled for scaled, _ in marks}, decision.places)
-        if decision.scaled and not self._ever & {"scale_loss", "get_scaled_loss"}:
+            decision = Decision(True, self._places(), is_known=kinds == {True})
+            self._require_not_unscaled(kinds, decision.places)
+        if decision.scaled and not self._ever & {*_SCALES_A_LOSS} and loss_scale._factors.never_called:
             self._say(
                 logging.warning,
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
@@ -203,62 +239,79 @@ class Contract:
             )
         return decision
 
-    def _decide(self, marks: set[tuple[bool | None, bool]], after: dict[str, bool], otherwise: bool) -> Decision:
-        places, scaled = _places(), {scaled for scaled, _ in marks}
-        if scaled >= {True, False}:
+    def _decide(self, kinds: set[Any], after: dict[str, bool], otherwise: bool) -> Decision:
+        if _SCALED_BY_OTHER in kinds:
+            raise RuntimeError(_SCALED_BY_ANOTHER)
+        kinds = {False if kind is _UNSCALED_BY_OTHER else kind for kind in kinds}
+        if kinds >= {True, False}:
             raise RuntimeError(
-                "Some of these gradients are results of get_unscaled_gradients(), and others were passed to it. Pass "
-                "only its results to apply_gradients()."
+                "Some of these gradients are results of get_unscaled_gradients(), or were computed from its results, "
+                "and others are still scaled. Pass only unscaled gradients to apply_gradients()."
             )
-        answers, from_elsewhere = {answer for answer in scaled if answer is not None}, False
-        if None in scaled or not scaled:
-            by_calls, from_elsewhere = self._by_calls(places, after)
+        places, answers, from_elsewhere = self._places(), kinds - {None}, False
+        if None in kinds or not kinds:
+            by_calls, from_elsewhere, _ = self._by_calls(places, after)
             answers |= by_calls
         if len(answers) > 1:
             self._last.clear()  # A trace that failed after scaling must not make later updates fail as well.
             raise RuntimeError(
                 "Cannot tell whether these gradients are scaled. Either more than one update follows a single call to "
-                "this optimizer's scale_loss(), or scale_loss() was called in one function or step, and "
-                f"get_scaled_loss() or get_unscaled_gradients() in another. {_TWO_WAYS_OUT}"
+                "this optimizer's scale_loss(), or get_unscaled_gradients(), minimize() or another function was called "
+                f"between scale_loss() and this update. {_TWO_WAYS_OUT}"
             )
-        latest = [call.method for call in places[0].calls.values()][-1:]
-        if not answers and not self._ever and latest == ["scale_loss"]:
-            raise RuntimeError(
-                "scale_loss() of another LossScaleOptimizer scaled a loss here, but no method of this optimizer was "
-                "called, so it cannot tell by what its gradients are multiplied. Call the other optimizer's "
-                "get_unscaled_gradients() on the gradients of that loss, and pass the results to apply_gradients()."
-            )
-        return Decision(answers.pop() if answers else otherwise, places, from_elsewhere)
+        return Decision(
+            answers.pop() if answers else otherwise, places, bool(kinds) and None not in kinds, from_elsewhere
+        )
 
-    def _by_calls(self, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool]:
-        """Return the answers that calls imply, and whether the calls were made outside of the innermost function."""
-        calls = [call for call in self._calls_in(places) if call.method in after]
-        # An update uses up a call after which gradients are scaled, and no other call.
-        fresh = [call for call in calls if not (call.is_followed and after[call.method])]
-        if fresh and places != [_EAGER]:
-            return {after[fresh[0].method]}, fresh[0] is not places[0].calls.get(self)
-        answers = {after[call.method] for call in [*fresh, *self._waiting(places)] if call.method in after}
-        if len(fresh) < len(calls):
-            # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss once more, or of a
-            # loss that was not scaled. Without any other call, nothing tells which.
-            answers |= {True} if answers else {True, False}
-        return answers, places != [_EAGER]
+    def _by_calls(self, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool, bool]:
+        """Return the answers that calls imply, and whether the calls were made outside of the innermost function.
 
-    def _require_not_unscaled(self, marks: set[bool | None], places: list[_Place]) -> None:
+        The last value says whether no update has followed one of the calls.
+        """
+        here = next((place for place in places if any(method in after for method in place.calls)), None)
+        since_update = _answers(here.since_last_update(), after) if here else set()
+        self._require_own_loss(places, since_update)
+        in_eager = places == [self._eager]
+        with self._lock:
+            elsewhere = {*self._called_in, *self._last.values()}.difference(places)
+        waiting = [call for place in elsewhere for call in place.calls.values() if not call.is_followed]
+        from_elsewhere = not in_eager and here is not places[0]
+        used_up = _answers(here.since_last_loss(), after) if here else set()
+        answers = since_update | (_answers(waiting, after) if in_eager or not here else set())
+        if answers:
+            return answers if since_update else answers | (used_up & {True}), from_elsewhere, True
+        if here:
+            answers = used_up
+        elif "scale_loss" in self._ever & {*after}:
+            answers = {True}
+        # After `loss = scale_loss(loss)`, a second update may get gradients of the same loss once more, or of a loss
+        # that was not scaled. Nothing tells which.
+        return answers | {False} if True in answers else answers, from_elsewhere, False
+
+    def _require_own_loss(self, places: list[_Place], answers: set[bool]) -> None:
+        """Raise an error if the last call that scaled a loss here was `scale_loss` of another optimizer.
+
+        A loss that this optimizer has scaled itself may still wait for its update.
+        """
+        latest = _latest()[0].call
+        own = max((call.number for place in places for call in place.calls.values()), default=-1)
+        is_of_another = latest and latest.method == "scale_loss" and latest.contract() not in (None, self)
+        if is_of_another and own < latest.number and answers != {True}:  # type: ignore[union-attr]
+            raise RuntimeError(_SCALED_BY_ANOTHER)
+
+    def _require_not_unscaled(self, kinds: set[Any], places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
-        answers = {True}
-        if None in marks or not marks:
-            earlier = self._calls_in(places)
-            fresh = [call for call in earlier if not call.is_followed]
-            calls = fresh[:1] if fresh and places != [_EAGER] else [*fresh, *self._waiting(places)]
-            # Without such a call the gradients are taken to be scaled. The other calls can then cause only a warning.
-            answers = {_SCALED_IN_APPLY[call.method] for call in calls or [_Call("scale_loss"), *earlier]}
-        if False in marks or answers == {False}:
+        if _SCALED_BY_OTHER in kinds:
+            raise RuntimeError(_SCALED_BY_ANOTHER)
+        answers, is_fresh = {True}, False
+        if None in kinds or not kinds:
+            answers, _, is_fresh = self._by_calls(places, _SCALED_IN_APPLY)
+        if kinds & {False, _UNSCALED_BY_OTHER} or (answers == {False} and is_fresh):
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
                 f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
             )
-        if False in answers:
+        if False in answers and (is_fresh or True not in answers):
             self._say(
                 logging.warning,
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but get_unscaled_gradients() was "
@@ -280,61 +333,52 @@ class Contract:
         if not at_end_of_trace(require_update):
             self._say(logging.error, message)
 
-    def _calls_in(self, places: Iterable[_Place]) -> list[_Call]:
-        return [place.calls[self] for place in places if self in place.calls]
-
-    def _waiting(self, places: list[_Place]) -> list[_Call]:
-        """Return the calls in other places that no update has followed there."""
-        with self._lock:
-            others = {*self._called_in, *self._last.values()}.difference(places)
-        return [call for call in self._calls_in(others) if not call.is_followed]
-
     def _say(self, log: Callable[..., None], message: str) -> None:
         if message not in self._said:
             self._said.add(message)
             log("%s", message)
 
 
-# Marks. The results of arithmetic on marked tensors have no mark, but in a graph the operations that computed them can
-# be followed back to marked tensors.
+def contract_of(loss_scale: Any) -> Contract:
+    """Return a new contract, or the one of all optimizers that share a loss scale."""
+    if isinstance(loss_scale, SharedLossScale):
+        return loss_scale.__dict__.setdefault("_contract", Contract())
+    return Contract()
 
-_MARK = "_marked_by_tf_lossscale"
-# What stands for the mark of a tensor that has none: a reference to no loss scale, and neither scaled nor unscaled.
-_NO_MARK = ((lambda: None), None)
-_UNSCALED_BY_ANOTHER = (False, False)
+
+def _latest() -> list[_Latest]:
+    return [notes(function).setdefault(_Latest, _Latest()) for function in functions()] or [_EAGER]
+
+
+def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:
+    methods = {call.method for call in calls} & {*after}
+    if methods & {"get_unscaled_gradients", "inside"}:
+        methods.discard("get_scaled_loss")
+    return {after[method] for method in methods}
+
+
+# The origins. -----------------------------------------------------------------------------------------------------
+
+_SCALED_BY_OTHER, _UNSCALED_BY_OTHER = "scaled by another", "unscaled by another"
+
+
+def _kinds(gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
+    """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one."""
+    return {_kind(found, loss_scale) for found in origins([each for each in gradients if each is not None])}
+
+
+def _kind(found: Origin, loss_scale: Any) -> Any:
+    own = [power for unit, power in (found or {}).items() if unit.owner is loss_scale]
+    others = [power for unit, power in (found or {}).items() if unit.owner is not loss_scale]
+    if any(others) and not any(own):
+        return _SCALED_BY_OTHER
+    if found is None or any(own):
+        return True if sum(own) == 1 else None
+    return False if own else _UNSCALED_BY_OTHER
+
+
 #: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
 _KEEPING_THE_SCALE = re.compile("Add(N|V2)?|Cast|Identity|Mean|Neg|Pack|Reshape|Squeeze|Sub|Sum")
-
-
-def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
-    """Mark the tensors in a structure, also sparse and ragged ones, as multiplied or as divided by a loss scale."""
-    for tensor in tf.nest.flatten(tensors):
-        if isinstance(tensor, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor)):
-            setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
-
-
-def is_scaled(tensor: Any, loss_scale: Any = None) -> bool | None:
-    """Return whether a tensor is marked as scaled or unscaled, by this loss scale if one is passed, or None."""
-    reference, scaled = getattr(tensor, _MARK, _NO_MARK)
-    return scaled if loss_scale is None or reference() is loss_scale else None
-
-
-def _marks_of(gradients: Iterable[Any], loss_scale: Any) -> set[tuple[bool | None, bool]]:
-    """Return the marks of gradients, and whether each mark is of this loss scale.
-
-    Raise an error if another loss scale multiplies a gradient.
-    """
-    marks = set()
-    for gradient in gradients:
-        if gradient is not None:
-            reference, scaled = getattr(gradient, _MARK, _NO_MARK)
-            marks.add((scaled, reference() is loss_scale))
-    if (True, False) in marks:
-        raise RuntimeError(
-            "A gradient is multiplied by the loss scale of another LossScaleOptimizer, whose get_unscaled_gradients() "
-            "took it. Pass the result of that call to apply_gradients() instead."
-        )
-    return marks
 
 
 @do_not_convert
@@ -346,26 +390,8 @@ def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
         return bool(by_constant or _KEEPING_THE_SCALE.fullmatch(tensor.op.type))
 
     for part in tf.nest.flatten(loss):
-        if any(is_scaled(tensor, loss_scale) for tensor in [part, *ancestors(part, keeps_the_scale)]):
+        if any(marked_by(tensor) == (loss_scale, True) for tensor in [part, *ancestors(part, keeps_the_scale)]):
             raise RuntimeError(
                 "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
                 "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
             )
-
-
-def _was_unscaled(gradient: Any, loss_scale: Any) -> bool:
-    """Return whether a gradient in a graph was computed from unscaled gradients, and not from a scaled loss since."""
-    found = False
-    for tensor in ancestors(gradient, lambda tensor: is_scaled(tensor, loss_scale) is not False):
-        # The input of a branch or a loop may have been computed from the factor, which is marked as scaled.
-        if is_scaled(tensor, loss_scale) or (tensor.op.type == "Placeholder" and tensor.dtype != tf.resource):
-            return False
-        found = found or is_scaled(tensor, loss_scale) is False
-    return found
-
-
-def _are_of_another(gradients: list[Any], loss_scale: Any) -> bool:
-    """Return whether gradients in a graph were computed from losses that only other loss scales have scaled."""
-    before = ancestors(gradients, lambda tensor: is_scaled(tensor) is not False)
-    scaled = [tensor for tensor in before if is_scaled(tensor)]
-    return bool(scaled) and not any(is_scaled(tensor, loss_scale) for tensor in scaled)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas, scaling
+from tf_lossscale.core import origins, replicas, scaling
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.wrapper import checks, contract, registry
@@ -185,7 +185,7 @@ class LossScaleOptimizer(Saving):
             # TensorFlow's DelegatingTrackableMixin reads this attribute.
             _trackable=inner_optimizer,
             _scale=scale,
-            _contract=contract.Contract(),
+            _contract=contract.contract_of(scale),
             _traced=False,
             _stepped=False,
             _diagnosis=diagnosis,
@@ -300,10 +300,8 @@ class LossScaleOptimizer(Saving):
             return lambda: self._scaled(method, loss())
         if method == "scale_loss":
             loss = tf.nest.map_structure(_at_least_float32, loss)
-        factor = self._times_loss_scale_factor(self._scale._factor_of_loss())
-        scaled = scaling.scale_loss(loss, factor)
+        scaled = self._scale._scaled(loss, self._times_loss_scale_factor)
         self._contract.called(method)
-        contract.mark([factor, scaled], self._scale, True)
         return scaled
 
     @overload
@@ -337,10 +335,9 @@ class LossScaleOptimizer(Saving):
         """
         grads, restructured = scaling.flattened(grads)
         self._contract.require_scaled(grads, self._scale)
-        unscaled = self._family._unscale(grads, self._factor_of_gradients(grads))
+        unscaled = self._divided(grads)
         self._contract.called("get_unscaled_gradients")
-        contract.mark(grads, self._scale, True)
-        contract.mark(unscaled, self._scale, False)
+        origins.mark_pair(grads, unscaled, self._scale)
         return restructured(unscaled)
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
@@ -399,9 +396,13 @@ class LossScaleOptimizer(Saving):
             lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
         )
 
-    def _factor_of_gradients(self, gradients: list[Any]) -> tf.Tensor:
-        """Return the factor that multiplied the loss of gradients."""
-        return self._times_loss_scale_factor(self._scale._factor_of_gradients(gradients))
+    def _divided(self, gradients: list[Any], variables: list[Any] | None = None) -> list[Any]:
+        """Divide gradients by the factor that multiplied their loss."""
+
+        def divide(scale: tf.Tensor) -> list[Any]:
+            return self._family._unscale(gradients, self._times_loss_scale_factor(scale), variables)
+
+        return self._scale._unscaled(gradients, divide)
 
     def _times_loss_scale_factor(self, scale: tf.Tensor) -> tf.Tensor:
         """Multiply a scale by Keras 3's `loss_scale_factor`, if it is set."""
@@ -627,7 +628,7 @@ class LossScaleOptimizer(Saving):
         """Create the optimizer's variables, unscale the gradients if they are scaled, and return the update to take."""
         self._prepare_to_train(gradients, variables)
         if decision.scaled:
-            gradients = self._family._unscale(gradients, self._factor_of_gradients(gradients), variables)
+            gradients = self._divided(gradients, variables)
         aggregate = aggregate and self._family.sums_over_replicas
         if aggregate:
             gradients, aggregate = self._reduced(gradients, variables)

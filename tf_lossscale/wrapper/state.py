@@ -44,8 +44,9 @@ class WithLossScale(Forwarding):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The current loss scale, as a float32 scalar tensor. The object that determines it is `scaler`."""
-        self.scaler._factors.forget()
-        return self.scaler._current()
+        scale = self.scaler._current()
+        self.scaler._factors.note_read(scale, self.scaler)
+        return scale
 
     @property
     def dynamic(self) -> bool:
@@ -115,7 +116,6 @@ class WithLossScale(Forwarding):
             RuntimeError: the method is called while a graph is being built.
         """
         _require_eager("state")
-        self.scaler._factors.forget()
         return self._state()
 
     def _state(self) -> Any:

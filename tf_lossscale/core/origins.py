@@ -1,0 +1,232 @@
+"""Finds out by which loss scales the values of a tensor are multiplied, from the graph that computed it.
+
+This is the dimensional analysis of physics, with loss scales as units: the product of a loss and a scale has the degree
+1 in this scale, the quotient of two scaled gradients the degree 0, and all terms of a sum must have the same degrees.
+
+Marks tell what a graph does not show. A factor is marked with its unit. The methods of a loss scale mark the tensors
+that they take and return as scaled or unscaled, also in eager mode, where nothing else is known about a tensor.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core import graphs
+
+
+class Unit:
+    """A loss scale between two of its steps in one function, where all factors that are read have the same value."""
+
+    def __init__(self, owner: Any, function: Any):
+        self._owner = weakref.ref(owner)
+        #: The graph of the function, or None in eager mode.
+        self.function = function
+        #: The tensors that were read, in the function and in its branches and loops.
+        self.factors: list[Any] = []
+        #: The numbers of operations, at the step that ended the unit, in the graphs that were being built.
+        self.end: dict[Any, int] = {}
+
+    @property
+    def owner(self) -> Any:
+        """The loss scale, or None if it was deleted."""
+        return self._owner()
+
+
+#: The powers to which units multiply a tensor. A power is 0 if the tensor was divided by the unit, and NaN if the tensor
+#: is a sum of differently scaled terms or the result of an operation that is neither a product nor a sum. If the tensor
+#: was computed only from constants, variables and a function's arguments, nothing is known, and the origin is None.
+Origin = dict[Unit, float] | None
+
+_UNIT, _MARK = "_unit_of_tf_lossscale", "_marked_by_tf_lossscale"
+_NO_MARK = ((lambda: None), None)
+_UNCLEAR = float("nan")
+
+_SUMS = re.compile(
+    "Add(N|V2)?|Sub|Pack|Concat(V2)?|Select(V2)?|BroadcastGradientArgs|Merge|DynamicStitch|ParallelDynamicStitch|"
+    "TensorListPushBack|TensorListSetItem|TensorListConcatLists|TensorScatter(Add|Sub|Update)|(Unsorted)?SegmentSum"
+)
+_BOUNDS = re.compile("Maximum|Minimum|ClipByValue|TensorScatter(Max|Min)")
+_QUOTIENTS = re.compile("RealDiv|Div|DivNoNan|Xdivy")
+_POWERS = {"Square": 2.0, "L2Loss": 2.0, "Sqrt": 0.5, "Rsqrt": -0.5, "Reciprocal": -1.0, "Inv": -1.0, "Sign": 0.0}
+_OTHERS = re.compile(
+    "Exp|Expm1|Log|Log1p|Tanh|Sigmoid|LogSoftmax|Softmax|Softplus|Softsign|Selu|Relu6|Sin|Cos|Tan|Asinh?|Acosh?|Atanh?|"
+    "Sinh|Cosh|Erfc?|Pow|Floor|Ceil|Round|Rint|FloorMod|FloorDiv|(Eager)?PyFunc(Stateless)?"
+)
+
+
+def mark_factor(factor: Any, unit: Unit) -> None:
+    """Mark a tensor of a graph as a factor that was read from a loss scale."""
+    if isinstance(getattr(factor, "graph", None), tf.Graph) and not hasattr(factor, _UNIT):
+        setattr(factor, _UNIT, unit)
+        unit.factors.append(factor)
+
+
+def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
+    """Mark the tensors in a structure, also sparse and ragged ones, as multiplied or as divided by a loss scale."""
+    for tensor in tf.nest.flatten(tensors):
+        if isinstance(tensor, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor)):
+            setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
+
+
+def mark_pair(gradients: Any, unscaled: Any, loss_scale: Any) -> None:
+    """Mark gradients as multiplied by a loss scale, and the results of their division as divided by it."""
+    mark(gradients, loss_scale, True)
+    mark(unscaled, loss_scale, False)
+
+
+def marked_by(tensor: Any) -> tuple[Any, bool | None]:
+    """Return the loss scale that a tensor is marked with, and whether it is marked as scaled. Both may be None."""
+    reference, scaled = getattr(tensor, _MARK, _NO_MARK)
+    return reference(), scaled
+
+
+def origin(tensor: Any) -> Origin:
+    """Return the degrees of a tensor, IndexedSlices or RaggedTensor in the units of loss scales."""
+    return origins([tensor])[0]
+
+
+def origins(tensors: Iterable[Any]) -> list[Origin]:
+    """Return the origin of each tensor in a list, which may contain IndexedSlices and None."""
+    walk = _Walk({})
+    return [None if tensor is None else walk.of(tensor) for tensor in tensors]
+
+
+def units_of(found: Origin, loss_scale: Any) -> list[Unit]:
+    """Return the units of a loss scale that multiply a tensor, or may do so."""
+    return [unit for unit, power in (found or {}).items() if unit.owner is loss_scale and not power <= 0]
+
+
+class _Walk:
+    """The known origins of tensors. `known` starts with those of a function's inputs, by the ids of the tensors."""
+
+    def __init__(self, known: dict[int, Origin]):
+        self.known = known
+        #: The tensors whose ids are known, because an id is used again after a tensor is deleted.
+        self.kept: list[Any] = []
+
+    def of(self, tensor: Any) -> Origin:
+        """Return the origin of a tensor."""
+        if isinstance(tensor, (tf.IndexedSlices, tf.RaggedTensor)):
+            values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor.flat_values
+            return _with_mark(self.of(values), tensor)
+        path, entered = [tensor], {id(tensor)}
+        while path:
+            missing = [each for each in _inputs(path[-1]) if id(each) not in self.known and id(each) not in entered]
+            if missing:  # A loop of a TF1 graph leads back to a tensor that was entered, about which nothing is known.
+                path.extend(missing[:1])
+                entered.add(id(missing[0]))
+            else:
+                self.kept.append(path[-1])
+                self.known.setdefault(id(path[-1]), self._from_inputs(path[-1]))
+                path.pop()
+        return self.known[id(tensor)]
+
+    def _from_inputs(self, tensor: Any) -> Origin:
+        unit = getattr(tensor, _UNIT, None)
+        if unit is not None:
+            return {unit: 1.0}
+        inputs = _inputs(tensor)
+        if not inputs:
+            return _with_mark(None, tensor)
+        found = [self.known.get(id(each)) for each in inputs]
+        if tensor.op.type == "Placeholder":
+            result = found[0]
+        elif bodies := list(_bodies(tensor.op)):
+            result = self._from_bodies(tensor, bodies)
+        else:
+            is_number = tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.variant
+            result = _from_factors(tensor.op.type, found) if is_number else None
+        return _with_mark(result, tensor)
+
+    def _from_bodies(self, tensor: Any, bodies: list[tuple[Any, int]]) -> Origin:
+        """Return the origin of a result of a called function, or of a conditional or a loop with several functions."""
+        op, results = tensor.op, []
+        for body, skipped in bodies:
+            inputs = [self.known.get(id(each)) for each in op.inputs[skipped:]]
+            inside = _Walk({id(each): known for each, known in zip(body.inputs, inputs)})
+            results.append(_outside(inside.of(body.outputs[tensor.value_index]), op, body))
+        if op.type in _LOOPS:
+            results.append(self.known.get(id(op.inputs[tensor.value_index])))
+        return _alike(results)
+
+
+def _from_factors(kind: str, found: list[Origin]) -> Origin:
+    """Return the origin of an operation's results. An operation that is not listed is linear in each of its inputs."""
+    if _SUMS.fullmatch(kind):
+        return _alike(found)
+    if _BOUNDS.fullmatch(kind) and None not in found:
+        return _alike(found)
+    if _QUOTIENTS.fullmatch(kind):
+        return _product([found[0], _power(found[1], -1.0)])
+    if _BOUNDS.fullmatch(kind) or _OTHERS.fullmatch(kind):
+        return _power(_product(found), _UNCLEAR)
+    return _power(_product(found), _POWERS.get(kind, 1.0))
+
+
+#: The attributes that name functions, and the number of inputs of the operation that the functions do not get.
+_FUNCTIONS = {"f": 0, "then_branch": 1, "else_branch": 1, "branches": 1, "body": 0, "function": 0}
+_LOOPS = ("While", "StatelessWhile")
+
+
+def _bodies(op: tf.Operation) -> Iterator[tuple[Any, int]]:
+    """Iterate over the graphs of the functions that an operation calls, with the number of inputs that they skip."""
+    if op.type.endswith(("Call", "If", "While", "Case", "Launch")):
+        for name, skipped in _FUNCTIONS.items():
+            for graph in graphs.called_functions(op, name):
+                yield graph, skipped
+
+
+def _outside(found: Origin, op: tf.Operation, body: Any) -> Origin:
+    """Replace the units of a called function by those of its caller at the time of the call."""
+    if found is None:
+        return None
+
+    def of_caller(unit: Unit) -> Unit:
+        return unit.owner._factors.unit_at(unit.owner, op) if unit.function is body else unit
+
+    return _product([{}, *({of_caller(unit): power} for unit, power in found.items() if unit.owner is not None)])
+
+
+def _inputs(tensor: Any) -> list[Any]:
+    """Return the tensors that an operation computes a tensor from. The input of a branch is one outside of it."""
+    if hasattr(tensor, _UNIT) or not isinstance(getattr(tensor, "graph", None), tf.Graph):
+        return []
+    if tensor.op.type == "Placeholder":
+        outer = graphs.captured(tensor)
+        return [] if outer is None else [outer]
+    return [each for each in tensor.op.inputs if each.dtype != tf.resource]
+
+
+def _with_mark(found: Origin, tensor: Any) -> Origin:
+    """Return an origin with what the mark of the tensor adds to it."""
+    loss_scale, scaled = marked_by(tensor)
+    if loss_scale is None or (scaled and found is not None):
+        return found
+    others = {unit: power for unit, power in (found or {}).items() if unit.owner is not loss_scale}
+    return {**others, loss_scale._factors.unit_here(loss_scale): 1.0 if scaled else 0.0}
+
+
+def _product(found: Iterable[Origin]) -> Origin:
+    known = [each for each in found if each is not None]
+    result: dict[Unit, float] = {}
+    for unit, power in (item for each in known for item in each.items()):
+        result[unit] = result.get(unit, 0.0) + power
+    return result if known else None
+
+
+def _power(found: Origin, exponent: float) -> Origin:
+    return None if found is None else {unit: exponent * power if power else 0.0 for unit, power in found.items()}
+
+
+def _alike(found: Iterable[Origin]) -> Origin:
+    """Return the origin of a sum. A term about which nothing is known, such as a constant, is like the others."""
+    known = [each for each in found if each is not None]
+    factors = [{unit: power for unit, power in each.items() if power} for each in known]
+    is_clear = all(each == factors[0] for each in factors)
+    units = {unit: power if is_clear else _UNCLEAR for each in factors for unit, power in each.items()}
+    return {**{unit: 0.0 for each in known for unit in each}, **units} if known else None
