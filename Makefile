@@ -53,12 +53,8 @@ lint: $(VENV)/.test
 doctest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules tf_lossscale
 
-# TensorFlow keeps some memory for each traced function, so these are three runs, each of processes of its own.
-unit: UNIT := $(PYTEST) --durations=20 -o console_output_style=classic -m "not slow and not ($(ON_DEMAND))"
 unit: $(VENV)/.test
-	$(UNIT) tests --ignore=tests/wrapper
-	$(UNIT) tests/wrapper
-	$(UNIT) tf_function_tests
+	$(PYTEST) --durations=20 -o console_output_style=classic -m "not slow and not ($(ON_DEMAND))" $(SUITE)
 
 ## Test old and new versions of TensorFlow and Python. SESSION="tests(2.16-3.11-all)" runs one session.
 nox: $(VENV)/.nox

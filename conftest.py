@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import tensorflow as tf
 
-from tests import numerics, strategies
+from tests import cases, numerics, strategies
 
 if strategies.ROLE:
     strategies.get(strategies.here()[0])
@@ -25,8 +25,10 @@ hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("same")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
 def pytest_collection_modifyitems(items):
-    """Put slow tests first, so that no process waits for the others."""
+    """Mark tests that repeat others as slow. Put slow tests first, so that no process waits for the others."""
+    cases.mark_repetitions(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -1,6 +1,7 @@
 """The cases of tests that combine several parameters."""
 
 import itertools
+import zlib
 
 import pytest
 
@@ -47,3 +48,25 @@ def combinations(*axes, usual, others=pytest.mark.exhaustive):
     if unknown and not strategies.ROLE:  # over several processes, other strategies are tested
         raise ValueError(f"these are the ids of no combination: {sorted(unknown)}")
     return cases
+
+
+#: Parameters whose values are further examples of the same behavior.
+_REPEATING = {"family", "keras", "library", "recording", "name", "mode", "compiled", "way"}
+
+
+def mark_repetitions(items):
+    """Mark two thirds of the cases of each test that has several parameters, or a repeating one, as slow.
+
+    The remaining third is chosen by the cases' names, so it does not change from run to run.
+    """
+    tests = {}
+    for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("exhaustive"):
+            continue
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if len(parameters) > 1 or parameters.keys() & _REPEATING:
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for cases in tests.values():
+        cases.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in cases[(len(cases) + 2) // 3 :]:
+            item.add_marker("slow")

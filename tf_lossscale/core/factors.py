@@ -17,13 +17,26 @@ from tf_lossscale.core.origins import Unit, mark_factor, origins, units_of
 class _Event(NamedTuple):
     """Something that happened to losses and gradients in eager mode."""
 
-    #: The number of the first tensor that was created then.
-    birth: int | None
-    #: The factor of a loss that was scaled, or whose gradients were computed. Otherwise gradients were unscaled, or the
-    #: user has read the scale.
+    #: The loss scale's factors, as a weak reference.
+    of: Any
+    #: Tensors that were created before the event have smaller numbers.
+    birth: int
+    thread: int
+    kind: str
+    #: The factor of a loss that was scaled, or whose gradients were computed; the scale before a step.
     factor: Any = None
-    is_read: bool = False
-    thread: int = 0
+
+
+#: The last events of all loss scales. One lock protects it.
+_EVENTS: collections.deque[_Event] = collections.deque(maxlen=1024)
+_LOCK = threading.Lock()
+
+
+def _events_before(gradient: Any) -> list[_Event]:
+    """Return the events before a gradient was created, the latest first. In eager mode only."""
+    born = birth(gradient)
+    with _LOCK:
+        return [event for event in reversed(_EVENTS) if born is None or event.birth < born]
 
 
 class Factors:
@@ -34,8 +47,6 @@ class Factors:
     """
 
     def __init__(self) -> None:
-        # Another thread may append while this one iterates over a copy, which `list` makes in one step.
-        self._events: collections.deque[_Event] = collections.deque(maxlen=256)
         self._in_thread = _InThread()
         # The functions that may return gradients of a scaled loss.
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -70,6 +81,9 @@ class Factors:
             units = self._units(owner, function)
             units[-1].end.update({graph: len(graph.get_operations()) for graph in enclosing()})
             units.append(Unit(owner, function))
+        if tf.executing_eagerly() and owner.may_skip:
+            scale = owner._current()
+            self._record("step", scale, scale)
 
     # Reading. ---------------------------------------------------------------------------------------------------
 
@@ -86,25 +100,26 @@ class Factors:
         mark_factor(scale, self.unit_here(owner))
         if not self._in_thread.is_reading:
             self._unfinished.update(functions()[:1])
-            self._record(scale, is_read=True)
+            self._record("read", scale)
 
-    def _record(self, tensors: Any, factor: Any = None, is_read: bool = False) -> None:
+    def _record(self, kind: str, tensors: Any, factor: Any = None) -> None:
         births = [birth(each) for each in tf.nest.flatten(tensors) if birth(each) is not None]
         if functions():
             # The function may return gradients of a loss that it has scaled.
             with tf.init_scope():
-                births, factor, is_read = [birth(tf.zeros([]))], None, True
-        if births:
-            self._events.append(_Event(births[0], factor, is_read, threading.get_ident()))
+                births, factor, kind = [birth(tf.zeros([]))], None, "trace"
+        if births and births[0] is not None:
+            with _LOCK:
+                _EVENTS.append(_Event(weakref.ref(self), births[0], threading.get_ident(), kind, factor))
 
     # Losses and gradients. --------------------------------------------------------------------------------------
 
-    def scaled(self, tensors: Any, factor: tf.Tensor) -> None:
-        """Record that a loss was multiplied by a factor, or that its gradients are being computed from `tensors`."""
+    def scaled(self, tensors: Any, factor: tf.Tensor, kind: str = "loss") -> None:
+        """Record that a loss was multiplied by a factor."""
         self.never_called = self.never_called - {"get_scaled_loss"}
         self._unfinished.update(functions()[:1])
         self._in_thread.is_pending = True
-        self._record(tensors, factor=factor)
+        self._record(kind, tensors, factor)
 
     def unscaled(self, tensors: list[Any]) -> None:
         """Record that gradients were divided by their factor."""
@@ -112,7 +127,14 @@ class Factors:
         self._unfinished.difference_update(functions()[:1])
         self._in_thread.is_pending = False
         if not functions():
-            self._record(tensors)
+            self._record("unscaled", tensors)
+
+    def is_of_another(self, gradient: Any) -> bool:
+        """Return whether a gradient was created in eager mode right after another loss scale's backward pass or trace."""
+        if functions() or self._unfinished or birth(gradient) is None:
+            return False
+        last = next((event for event in _events_before(gradient) if event.thread == threading.get_ident()), None)
+        return last is not None and last.kind in ("backward", "trace") and last.of() not in (None, self)
 
     def of(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
         """Return the factor of the loss of gradients. If it is unknown, return None.
@@ -139,18 +161,25 @@ class Factors:
         return usable[-1] if usable else None
 
     def _in_eager(self, gradient: Any) -> tf.Tensor | None:
-        born, events = birth(gradient), list(self._events)
+        events, is_next, is_doubtful = (
+            [e for e in _events_before(gradient) if e.of() is self],
+            True,
+            bool(self._unfinished),
+        )
         if self._in_thread.is_pending:
             # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
             events = [event for event in events if event.thread == threading.get_ident()]
-        is_doubtful, is_next = bool(self._unfinished), True
-        for event in reversed(events):
-            if born is not None and event.birth > born:
-                continue
-            if event.factor is not None:
-                return event.factor if is_next or not is_doubtful else None
-            is_doubtful, is_next = is_doubtful or event.is_read, False
-        return None
+        for event in events:
+            if event.kind in ("loss", "backward") and (is_next or not is_doubtful):
+                return event.factor
+            is_next, is_doubtful = False, is_doubtful or event.kind in ("read", "trace")
+        return self._at(birth(gradient))
+
+    def _at(self, time: int | None) -> tf.Tensor | None:
+        """Return the scale at the time when a tensor was created, if a step has followed in eager mode."""
+        with _LOCK:
+            steps = [event for event in _EVENTS if event.kind == "step" and event.of() is self]
+        return next((event.factor for event in steps if time is not None and event.birth > time), None)
 
 
 class _InThread(threading.local):

@@ -173,7 +173,7 @@ class LossScale(Variables):
         """Multiply a loss by the result of `change` for the current scale, and remember the scale for its gradients."""
         factor = self._current()
         record = functools.partial(self._factors.scaled, factor=factor)
-        scaled = scaling.scale_loss(loss, change(factor), record)
+        scaled = scaling.scale_loss(loss, change(factor), functools.partial(record, kind="backward"))
         record(scaled)
         origins.mark(scaled, self, True)
         return scaled

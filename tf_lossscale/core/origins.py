@@ -37,9 +37,9 @@ class Unit:
         return self._owner()
 
 
-#: The powers to which units multiply a tensor. A power is 0 if the tensor was divided by the unit, and NaN if the tensor
-#: is a sum of differently scaled terms or the result of an operation that is neither a product nor a sum. If the tensor
-#: was computed only from constants, variables and a function's arguments, nothing is known, and the origin is None.
+#: The powers to which units multiply a tensor. A power is 0 if the tensor was divided by the unit, and NaN if the
+#: tensor is a sum of differently scaled terms or the result of an operation that is neither product nor sum. If the
+#: tensor was computed only from constants, variables and a function's arguments, nothing is known: the origin is None.
 Origin = dict[Unit, float] | None
 
 _UNIT, _MARK = "_unit_of_tf_lossscale", "_marked_by_tf_lossscale"

@@ -61,7 +61,7 @@ def step(
     replicas.require_replica_context("step")
     if not tf.executing_eagerly():
         vars(loss_scale)["_traced"] = True  # `change_rules` warns.
-        loss_scale._factors.step(loss_scale)
+    loss_scale._factors.step(loss_scale)
     for watcher in watchers:
         watcher._step_starts()
     gradients = scaling.floating(gradients)

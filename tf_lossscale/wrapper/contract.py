@@ -90,7 +90,7 @@ class _Place:
 
 
 class _Latest:
-    """The last call in eager mode or in a function that scaled a loss, of all optimizers."""
+    """The last call to `scale_loss` of all optimizers, in eager mode or in a function."""
 
     call: _Call | None = None
 
@@ -145,7 +145,7 @@ class Contract:
                 place.calls = {**{name: each for name, each in place.calls.items() if name != method}, method: call}
                 self._called_in.add(place)
             decided = {answer for place, answer in self._decided.items() if place not in places}
-        if method in _SCALES_A_LOSS:
+        if method == "scale_loss":
             for latest in _latest():
                 latest.call = call
         # A function that scales a loss usually unscales its gradients as well, so `get_scaled_loss` decides nothing.
@@ -173,7 +173,7 @@ class Contract:
             self._ever |= {"get_scaled_loss", "get_unscaled_gradients"}
             self.called("inside")
 
-    def require_scaled(self, gradients: Iterable[Any], loss_scale: Any) -> None:
+    def require_scaled(self, gradients: list[Any], loss_scale: Any) -> None:
         """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only."""
         found = _kinds(gradients, loss_scale)
         inside = self._places()[0].since_last_update()[-1:]
@@ -188,7 +188,7 @@ class Contract:
                 "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
                 "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
             )
-        if _SCALED_BY_OTHER in found:
+        if _SCALED_BY_OTHER in found or _were_created_for_another(gradients, found, loss_scale):
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
                 "get_unscaled_gradients() of the optimizer that scaled the loss, and pass the result to "
@@ -222,12 +222,14 @@ class Contract:
             )
         return decision
 
-    def decide_for_apply(self, gradients: Iterable[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
+    def decide_for_apply(self, gradients: list[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
         kinds = _kinds(gradients, loss_scale)
         if may_be_unscaled:
             decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
+            if _were_created_for_another(gradients, kinds, loss_scale):
+                raise RuntimeError(_SCALED_BY_ANOTHER)
             decision = Decision(True, self._places(), is_known=kinds == {True})
             self._require_not_unscaled(kinds, decision.places)
         if decision.scaled and not self._ever & {*_SCALES_A_LOSS} and loss_scale._factors.never_called:
@@ -289,15 +291,15 @@ class Contract:
         return answers | {False} if True in answers else answers, from_elsewhere, False
 
     def _require_own_loss(self, places: list[_Place], answers: set[bool]) -> None:
-        """Raise an error if the last call that scaled a loss here was `scale_loss` of another optimizer.
+        """Raise an error if another optimizer's `scale_loss` was called here, and no call to this one waits since.
 
-        A loss that this optimizer has scaled itself may still wait for its update.
+        `answers` are those of the calls to this optimizer that no update has followed.
         """
         latest = _latest()[0].call
-        own = max((call.number for place in places for call in place.calls.values()), default=-1)
-        is_of_another = latest and latest.method == "scale_loss" and latest.contract() not in (None, self)
-        if is_of_another and own < latest.number and answers != {True}:  # type: ignore[union-attr]
-            raise RuntimeError(_SCALED_BY_ANOTHER)
+        if latest and latest.contract() not in (None, self) and answers != {True}:
+            waiting = [call for place in places for call in place.calls.values() if not call.is_followed]
+            if all(call.number < latest.number for call in waiting):
+                raise RuntimeError(_SCALED_BY_ANOTHER)
 
     def _require_not_unscaled(self, kinds: set[Any], places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
@@ -364,7 +366,13 @@ _SCALED_BY_OTHER, _UNSCALED_BY_OTHER = "scaled by another", "unscaled by another
 
 def _kinds(gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
     """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one."""
-    return {_kind(found, loss_scale) for found in origins([each for each in gradients if each is not None])}
+    present = [each for each in gradients if each is not None]
+    return {_kind(found, loss_scale) for found in origins(present)}
+
+
+def _were_created_for_another(gradients: Iterable[Any], kinds: set[Any], loss_scale: Any) -> bool:
+    """Return whether unknown gradients were created in a backward pass of a loss that another loss scale multiplied."""
+    return None in kinds and any(each is not None and loss_scale._factors.is_of_another(each) for each in gradients)
 
 
 def _kind(found: Origin, loss_scale: Any) -> Any:
