@@ -32,11 +32,10 @@ _EVENTS: collections.deque[_Event] = collections.deque(maxlen=1024)
 _LOCK = threading.Lock()
 
 
-def _events_before(gradient: Any) -> list[_Event]:
-    """Return the events before a gradient was created, the latest first. In eager mode only."""
-    born = birth(gradient)
+def _last_events() -> list[_Event]:
+    """Return the last events, the latest first."""
     with _LOCK:
-        return [event for event in reversed(_EVENTS) if born is None or event.birth < born]
+        return [*reversed(_EVENTS)]
 
 
 class Factors:
@@ -130,10 +129,11 @@ class Factors:
             self._record("unscaled", tensors)
 
     def is_of_another(self, gradient: Any) -> bool:
-        """Return whether a gradient was created in eager mode right after another loss scale's backward pass or trace."""
+        """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""
         if functions() or self._unfinished or birth(gradient) is None:
             return False
-        last = next((event for event in _events_before(gradient) if event.thread == threading.get_ident()), None)
+        born, here = birth(gradient), threading.get_ident()
+        last = next((event for event in _last_events() if event.birth < born and event.thread == here), None)
         return last is not None and last.kind in ("backward", "trace") and last.of() not in (None, self)
 
     def of(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
@@ -143,10 +143,14 @@ class Factors:
         """
         if functions():
             return self._in_graph(gradients, owner)
-        factors = {id(factor): factor for each in gradients if (factor := self._in_eager(each)) is not None}
-        if len({float(factor) for factor in factors.values()}) > 1:
+        events = _last_events()
+        if self._in_thread.is_pending:
+            # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
+            events = [event for event in events if event.thread == threading.get_ident()]
+        found = {id(factor): factor for each in gradients if (factor := self._in_eager(each, events)) is not None}
+        if len(found) > 1 and len({float(factor) for factor in found.values()}) > 1:
             raise RuntimeError(_SEVERAL)
-        return next(iter(factors.values()), None)
+        return next(iter(found.values()), None)
 
     def _in_graph(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
         used = {unit for found in origins(gradients) for unit in units_of(found, owner)}
@@ -160,26 +164,21 @@ class Factors:
             raise RuntimeError(_LATE)
         return usable[-1] if usable else None
 
-    def _in_eager(self, gradient: Any) -> tf.Tensor | None:
-        events, is_next, is_doubtful = (
-            [e for e in _events_before(gradient) if e.of() is self],
-            True,
-            bool(self._unfinished),
-        )
-        if self._in_thread.is_pending:
-            # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
-            events = [event for event in events if event.thread == threading.get_ident()]
+    def _in_eager(self, gradient: Any, events: list[_Event]) -> tf.Tensor | None:
+        born, is_next, is_doubtful, later_step = birth(gradient), True, bool(self._unfinished), None
         for event in events:
+            if event.of() is not self:
+                continue
+            if born is not None and event.birth > born:
+                later_step = event if event.kind == "step" else later_step
+                continue
             if event.kind in ("loss", "backward") and (is_next or not is_doubtful):
                 return event.factor
             is_next, is_doubtful = False, is_doubtful or event.kind in ("read", "trace")
-        return self._at(birth(gradient))
-
-    def _at(self, time: int | None) -> tf.Tensor | None:
-        """Return the scale at the time when a tensor was created, if a step has followed in eager mode."""
-        with _LOCK:
-            steps = [event for event in _EVENTS if event.kind == "step" and event.of() is self]
-        return next((event.factor for event in steps if time is not None and event.birth > time), None)
+            if is_doubtful:
+                break
+        # A function or the user has scaled the loss, by the scale at the time when the gradient was created.
+        return None if later_step is None else later_step.factor
 
 
 class _InThread(threading.local):

@@ -60,8 +60,8 @@ _OTHERS = re.compile(
 
 
 def mark_factor(factor: Any, unit: Unit) -> None:
-    """Mark a tensor of a graph as a factor that was read from a loss scale."""
-    if isinstance(getattr(factor, "graph", None), tf.Graph) and not hasattr(factor, _UNIT):
+    """Mark a tensor of a graph as a factor that was read from a loss scale, which may have read it from another one."""
+    if isinstance(getattr(factor, "graph", None), tf.Graph):
         setattr(factor, _UNIT, unit)
         unit.factors.append(factor)
 

@@ -386,12 +386,15 @@ class LossScaleOptimizer(Saving):
     def _unscaled_pairs(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         """Return the pairs that a user's override of `apply_gradients` gets: unscaled now if they are scaled."""
         gradients, variables = unzip(grads_and_vars)
-        if self._contract.decide(gradients, self._scale).scaled:
+        if self._contract.decide(self._that_scale(gradients, variables), self._scale).scaled:
             gradients = self._unscaled(gradients, variables)
         return list(zip(gradients, variables))
 
+    def _that_scale(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Return the gradients without those that are new values of variables, which do not depend on the scale."""
+        return [None if self._family._overwrites(v) else gradient for gradient, v in zip(gradients, variables)]
+
     def _unscaled(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        # A gradient that is a variable's new value does not depend on the scale.
         return self._family._unless_overwritten(
             lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
         )
@@ -603,7 +606,8 @@ class LossScaleOptimizer(Saving):
         grads = list(grads)
         variables = self._given_or_known(trainable_variables, "apply(grads)")
         require_fitting(grads, variables)
-        decision = self._contract.decide_for_apply(grads, self._scale, self._family._apply_takes_unscaled)
+        scaled = self._that_scale(grads, variables)
+        decision = self._contract.decide_for_apply(scaled, self._scale, self._family._apply_takes_unscaled)
         result = self._take(self._prepared(grads, variables, decision))
         return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
@@ -615,7 +619,8 @@ class LossScaleOptimizer(Saving):
             require_fitting(gradients, variables)
         if keywords:
             self._require_keywords(keywords)
-        return self._prepared(gradients, variables, self._contract.decide(gradients, self._scale), aggregate, keywords)
+        decision = self._contract.decide(self._that_scale(gradients, variables), self._scale)
+        return self._prepared(gradients, variables, decision, aggregate, keywords)
 
     def _prepared(
         self,
