@@ -247,16 +247,11 @@ class _Trials:
             if tf.as_dtype(copies[0][0].dtype).is_floating and id(*tensors_of([variable])) not in self._own
         ]
 
-    def take(self, scales: Sequence[float], grows: bool = False) -> list[np.ndarray] | None:
-        """Take the step and return the changes of all variables, or None if some step was skipped.
+    def take(self, scales: Sequence[float], grows: bool = False) -> list[np.ndarray]:
+        """Take the step and return the changes of all variables. Set `skipped` for each scale.
 
         If `grows`, the scales grow in the first step of a cycle, and otherwise in none.
         """
-        changes = self.take_or_skip(scales, grows)
-        return None if any(self.skipped) else changes
-
-    def take_or_skip(self, scales: Sequence[float], grows: bool = False) -> list[np.ndarray]:
-        """Take the step, and return the changes of all variables."""
         self.snapshot.restore()
         random.setstate(self._randomness[0])
         np.random.set_state(self._randomness[1])
@@ -281,6 +276,10 @@ def _flat(value: Any) -> np.ndarray:
     return np.asarray(tf.cast(value, tf.float64)).ravel()
 
 
+def _unless(changes: list[np.ndarray], is_skipped: bool) -> list[np.ndarray] | None:
+    return None if is_skipped else changes
+
+
 def _lowest_below(scale: float) -> float:
     """Return the lowest scale of a trial: a power of 8 below the scale."""
     return scale * _FACTOR ** min(-3, math.floor(math.log(_LOWEST / scale, _FACTOR)))
@@ -289,25 +288,27 @@ def _lowest_below(scale: float) -> float:
 def _report(trials: _Trials) -> InvarianceReport:
     scales = [float(as_number(scaler.current_loss_scale)) for scaler in trials.scalers]
     base = trials.take(scales)
-    while base is None and min(scales) > _HOPELESS:
+    while any(trials.skipped) and min(scales) > _HOPELESS:
         scales = [scale / _FACTOR if skipped else scale for scale, skipped in zip(scales, trials.skipped)]
         base = trials.take(scales)
-    if base is None:
+    if any(trials.skipped):
         return InvarianceReport((), is_skipped=True)
     _require_step(trials, base)
-    again, moved = trials.take(scales), trials.take(scales, grows=True)
+    again = trials.take(scales)
+    moved = _unless(trials.take(scales, grows=True), any(trials.skipped))
     judged: list[dict[int, ScaleDependence]] = []
     for i, scale in enumerate(scales):
         lowest = _lowest_below(scale)
         lower = [scale / _FACTOR, scale / _FACTOR**2, lowest * _FACTOR, lowest]
-        runs = [again, moved, *(trials.take([*scales[:i], each, *scales[i + 1 :]]) for each in lower)]
-        judged.append(_rows(trials, scale, base, runs))
+        runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
+        judged.append(_rows(trials, scale, base, [again, moved, *runs]))
     rows = _combined(trials, scales, base, judged)
-    if any(row.is_mistake and row.finding != ANOTHER_WAY for row in rows):
-        # After a mistake in one gradient, everything that is computed from it depends on the scale.
-        rows = [row for row in rows if row.finding != ANOTHER_WAY]
-    order = list(_ADVICE)
-    return InvarianceReport(tuple(sorted(rows, key=lambda row: (not row.is_mistake, order.index(row.finding)))))
+    # After a mistake in one gradient, everything that is computed from it depends on the scale.
+    for vague in (LOST, ANOTHER_WAY):
+        others = [row for row in rows if row.finding != vague]
+        rows = others if any(row.is_mistake for row in others) else rows
+    order = list(_ADVICE)  # the notes are last
+    return InvarianceReport(tuple(sorted(rows, key=lambda row: order.index(row.finding))))
 
 
 def _require_step(trials: _Trials, base: list[np.ndarray]) -> None:
@@ -343,7 +344,7 @@ def _combined(
     # If the step of a scale overflows, the variables that it changes keep their values.
     kept = []
     for i in range(len(scales)):
-        changes = trials.take_or_skip([_OVERFLOWING if i == j else each for j, each in enumerate(scales)])
+        changes = trials.take([_OVERFLOWING if i == j else each for j, each in enumerate(scales)])
         kept.append([_norm(change) <= 1e-6 * _norm(before) for change, before in zip(changes, base)])
     combined = []
     for k in sorted({k for rows in judged for k in rows}):
@@ -375,12 +376,9 @@ class _Comparison:
         moved: np.ndarray | None,
     ) -> str:
         """Return what is wrong with the variable, or an empty string."""
-        grows = (
-            low is not None
-            and lowest is not None
-            and self._differs(lowest)
-            and _is_near(_norm(lowest) / max(_norm(low), 1e-300), (_FACTOR, _FACTOR**2), 0.4)
-        )
+        higher, lower = (near, nearer) if low is None or lowest is None else (low, lowest)
+        grows = higher is not None and lower is not None and self._differs(lower)
+        grows = grows and _is_near(_ratio(lower, higher), (_FACTOR, _FACTOR**2), 0.4)
         if near is not None and self._differs(near):
             return self._finding_at_high_scales(near, nearer, grows)
         if grows:
@@ -391,10 +389,10 @@ class _Comparison:
 
     def _finding_at_high_scales(self, near: np.ndarray, nearer: np.ndarray | None, grows: bool) -> str:
         change = near - self._base
-        if _is_near(self._size / max(_norm(near), 1e-300), (_FACTOR, _FACTOR**2), 0.05):
+        if _is_near(_ratio(self._base, near), (_FACTOR, _FACTOR**2), 0.05):
             return NOT_DIVIDED
         if grows:
-            is_whole = _is_near(_norm(change) / max(self._size, 1e-300), (_FACTOR - 1, _FACTOR**2 - 1), 0.05)
+            is_whole = _is_near(_ratio(change, self._base), (_FACTOR - 1, _FACTOR**2 - 1), 0.05)
             return NOT_SCALED if is_whole or self._has_only_old_parts(change) else PART_NOT_SCALED
         # The change of a slot that a mistake in earlier steps has filled is a + c * scale.
         if nearer is not None and self._is_multiple(nearer - self._base, change, (1 + 1 / 8, 1 + 1 / 64)):
@@ -413,11 +411,15 @@ class _Comparison:
 
     @staticmethod
     def _is_multiple(one: np.ndarray, other: np.ndarray, factors: tuple[float, ...]) -> bool:
-        return _cosine(one, other) > 0.9999 and _is_near(_norm(one) / max(_norm(other), 1e-300), factors, 2e-3)
+        return _cosine(one, other) > 0.9999 and _is_near(_ratio(one, other), factors, 2e-3)
 
 
 def _norm(change: np.ndarray) -> float:
     return float(np.linalg.norm(change))
+
+
+def _ratio(one: np.ndarray, other: np.ndarray) -> float:
+    return _norm(one) / max(_norm(other), 1e-300)
 
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
