@@ -252,3 +252,344 @@ def test_a_planted_mistake_is_found_in_the_right_variables(mistake, compiled, in
     findings = (mistake.finding,) if isinstance(mistake.finding, str) else mistake.finding
     assert {row.finding for row in report.rows} <= set(findings), report
     assert all((mistake.variables or "") in row.variable.replace("/", "_") for row in report.rows), report
+
+
+# Right loops. Each function returns a step, its optimizers and its state.
+
+
+def trained(make_step, inner=OPTIMIZERS["Adam"], model=None, **options):
+    """A loop with one model, whose optimizer `make_step` takes together with the model."""
+    model = network() if model is None else model
+    optimizer = wrapped(inner, **options)
+    return make_step(optimizer, model), optimizer, model
+
+
+def by_hand(optimizer, model, loss_fn=error, change=lambda gradients: gradients):
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(loss_fn(model))
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, model.trainable_variables))
+        optimizer.apply_gradients(zip(change(gradients), model.trainable_variables))
+
+    return step
+
+
+def that_clips_unscaled_gradients():
+    return trained(lambda o, m: by_hand(o, m, change=lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0]))
+
+
+def that_minimizes():
+    return trained(lambda o, m: lambda: o.minimize(lambda: error(m), m.trainable_variables))
+
+
+def with_the_calls_of_keras_3():
+    def make(optimizer, model):
+        def step():
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(error(model))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        return step
+
+    return trained(make)
+
+
+def with_options(**options):
+    return lambda: trained(by_hand, lambda: keras.optimizers.Adam(0.01, **options))
+
+
+def with_optimizer(name):
+    return lambda: trained(by_hand, lambda: getattr(keras.optimizers, name)(0.01))
+
+
+def with_momentum():
+    return trained(by_hand, lambda: keras.optimizers.SGD(0.01, momentum=0.9))
+
+
+def with_loss_scale(scale):
+    return lambda: trained(by_hand, scale=scale)
+
+
+def with_hysteresis_and_diagnosis():
+    return trained(by_hand, scale=2.0**30, hysteresis=2, diagnose=True, dynamic_growth_steps=1)
+
+
+def accumulating(add_scaled):
+    def make(optimizer, model):
+        sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in model.trainable_variables]
+
+        def step():
+            for i in range(2):
+                with tf.GradientTape() as tape:
+                    loss = optimizer.get_scaled_loss(tf.reduce_mean((model(X[8 * i : 8 * i + 8]) - 1.0) ** 2) / 2)
+                gradients = tape.gradient(loss, model.trainable_variables)
+                gradients = gradients if add_scaled else optimizer.get_unscaled_gradients(gradients)
+                for total, gradient in zip(sums, gradients):
+                    total.assign_add(gradient)
+            gradients = [total.read_value() for total in sums]
+            gradients = optimizer.get_unscaled_gradients(gradients) if add_scaled else gradients
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+
+        make.sums = sums
+        return step
+
+    return lambda: (lambda step, optimizer, model: (step, optimizer, [model, make.sums]))(*trained(make))
+
+
+def with_a_mean_over_micro_batches_before_unscaling():
+    def make(optimizer, model):
+        def step():
+            parts = []
+            for i in range(2):
+                with tf.GradientTape() as tape:
+                    loss = optimizer.get_scaled_loss(tf.reduce_mean((model(X[8 * i : 8 * i + 8]) - 1.0) ** 2))
+                parts.append(tape.gradient(loss, model.trainable_variables))
+            gradients = optimizer.get_unscaled_gradients([(a + b) / 2 for a, b in zip(*parts)])
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        return step
+
+    return trained(make)
+
+
+def with_a_gradient_penalty():
+    def penalty(optimizer, model):
+        with tf.GradientTape() as inner:
+            inner.watch(X)
+            score = tf.reduce_sum(tf.tanh(model(X, training=True))) * optimizer.loss_scale
+        slopes = inner.gradient(score, X) / optimizer.loss_scale
+        return error(model) + tf.reduce_mean((tf.norm(slopes, axis=1) - 1.0) ** 2)
+
+    return trained(lambda o, m: by_hand(o, m, lambda model: penalty(o, model)))
+
+
+def with_a_custom_gradient():
+    @tf.custom_gradient
+    def squares(p):
+        return tf.reduce_mean((p - Y) ** 2), lambda upstream: upstream * 2 * (p - Y) / len(Y)
+
+    return trained(lambda o, m: by_hand(o, m, lambda model: squares(model(X, training=True))))
+
+
+def with_regularization_before_scaling():
+    def loss(model):
+        return error(model) + 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in model.trainable_variables])
+
+    return trained(lambda o, m: by_hand(o, m, loss))
+
+
+def with_two_networks(inner):
+    def make():
+        loop = OfTwo(OPTIMIZERS[inner])
+        return loop.step, loop.optimizers, loop.state
+
+    return make
+
+
+def with_a_shared_loss_scale():
+    shared, models = tf_lossscale.SharedLossScale(1024.0), [network("first"), network("second")]
+    optimizers = [tf_lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.01), loss_scale=shared) for _ in models]
+
+    def step():
+        pairs = [o.compute_gradients(lambda m=m: error(m), m.trainable_variables) for o, m in zip(optimizers, models)]
+        shared.apply_gradients(zip(optimizers, pairs))
+
+    return step, shared, [models, optimizers]
+
+
+def on_batches(library, **options):
+    def make():
+        layers = library.layers.BatchNormalization(), library.layers.Dropout(0.5, seed=1), library.layers.Dense(1)
+        hidden = library.layers.Dense(8, "relu", dtype="mixed_float16")
+        model = library.Sequential([library.Input((4,)), hidden, *layers])
+        optimizer = tf_lossscale.LossScaleOptimizer(library.optimizers.Adam(0.01), initial_scale=1024)
+        model.compile(optimizer, "mse", metrics=["mae"], **options)
+        return lambda: model.train_on_batch(X, Y), optimizer, model
+
+    return make
+
+
+def of_fit(library):
+    def make():
+        _, optimizer, model = on_batches(library)()
+        return lambda: model.fit(X, Y, batch_size=16, shuffle=False, verbose=0), optimizer, model
+
+    return make
+
+
+def on_replicas():
+    strategy = strategies.get("mirrored_2")
+    with strategy.scope():
+        model = network()
+        optimizer = wrapped(OPTIMIZERS["Adam"])
+        optimizer.build(model.trainable_variables)
+    run = tf.function(lambda: strategy.run(by_hand(optimizer, model, lambda model: error(model) / 2)))
+    return lambda: run(), optimizer, model
+
+
+def of_fit_on_replicas():
+    with strategies.get("mirrored_2").scope():
+        return of_fit(keras)()
+
+
+def with_a_loss_scale_alone():
+    model, scale, inner = network(), tf_lossscale.DynamicLossScale(1024.0), keras.optimizers.SGD(0.01)
+    inner.build(model.trainable_variables)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = scale.scale(error(model))
+        gradients = scale.unscale(tape.gradient(loss, model.trainable_variables))
+        scale.step(gradients, lambda g: inner.apply(g, model.trainable_variables))
+
+    return step, scale, [model, inner]
+
+
+def with_scale_inside():
+    def make(optimizer, model):
+        loss_fn = optimizer.scale_inside(lambda: error(model))
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = loss_fn()
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        return step
+
+    return trained(make)
+
+
+def with_an_embedding():
+    layers = keras.layers.Embedding(5, 4, dtype="mixed_float16"), keras.layers.Dense(1, dtype="float32")
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    rows = tf.constant([[0, 1], [1, 3]])
+    return trained(lambda o, m: by_hand(o, m, lambda model: tf.reduce_mean((model(rows) - 1.0) ** 2)), model=model)
+
+
+def with_random_inputs():
+    def loss(model):
+        return tf.reduce_mean((model(tf.random.normal([16, 4])) - 1.0) ** 2)
+
+    return trained(lambda o, m: by_hand(o, m, loss))
+
+
+def with_numpys_random_inputs():
+    def loss(model):
+        return tf.reduce_mean((model(tf.constant(np.random.normal(size=(16, 4)), tf.float32)) - 1.0) ** 2)
+
+    return trained(lambda o, m: by_hand(o, m, loss))
+
+
+def with_an_average_and_a_logged_norm():
+    average, norm = network(), keras.metrics.Mean()
+
+    def make(optimizer, model):
+        def change(gradients):
+            norm.update_state(tf.linalg.global_norm(gradients))
+            return gradients
+
+        step = by_hand(optimizer, model, change=change)
+
+        def step_and_average():
+            step()
+            for mean, weight in zip(average.weights, model.weights):
+                mean.assign(0.9 * mean + 0.1 * weight)
+
+        return step_and_average
+
+    step, optimizer, model = trained(make)
+    return step, optimizer, [model, average, norm]
+
+
+def that_keeps_the_state():
+    step, optimizer, model = on_batches(keras)()
+    model.train_step = tf_lossscale.keep_state(model)(model.train_step)
+    return step, optimizer, model
+
+
+def of_two_steps():
+    def make(optimizer, model):
+        step = by_hand(optimizer, model)
+        return lambda: [step() for _ in range(2)] and None
+
+    return trained(make)
+
+
+def with_adafactor():
+    return trained(by_hand, lambda: tf_lossscale.optimizers.Adafactor(0.01, relative_step=False))
+
+
+def of_an_adversary():
+    def make(optimizer, model):
+        def loss(model):
+            with tf.GradientTape() as tape:
+                tape.watch(X)
+                scaled = optimizer.get_scaled_loss(error(model))
+            [slope] = optimizer.get_unscaled_gradients([tape.gradient(scaled, X)])
+            return tf.reduce_mean((model(X + 0.1 * tf.sign(slope)) - Y) ** 2)
+
+        return by_hand(optimizer, model, loss)
+
+    return trained(make)
+
+
+RIGHT = {
+    "by hand": lambda: trained(by_hand),
+    "clipping": that_clips_unscaled_gradients,
+    "minimize": that_minimizes,
+    "Keras 3's calls": with_the_calls_of_keras_3,
+    "clipnorm": with_options(clipnorm=0.1),
+    "global_clipnorm": with_options(global_clipnorm=0.1),
+    "clipvalue": with_options(clipvalue=0.01),
+    "average": with_options(use_ema=True),
+    "weight decay": with_options(weight_decay=0.1),
+    "Keras 3's accumulation": with_options(gradient_accumulation_steps=2),
+    **{name: with_optimizer(name) for name in ("Lion", "Nadam", "RMSprop", "Adagrad", "Ftrl", "Lamb", "Muon")},
+    "momentum": with_momentum,
+    "high scale": with_loss_scale(2.0**40),
+    "scale that is no power of two": with_loss_scale(1000.0),
+    "low scale": with_loss_scale(8.0),
+    "hysteresis": with_hysteresis_and_diagnosis,
+    "accumulation": accumulating(add_scaled=False),
+    "accumulation of scaled gradients": accumulating(add_scaled=True),
+    "micro-batches": with_a_mean_over_micro_batches_before_unscaling,
+    "penalty": with_a_gradient_penalty,
+    "custom gradient": with_a_custom_gradient,
+    "regularization": with_regularization_before_scaling,
+    "two networks, SGD": with_two_networks("SGD"),
+    "two networks, Adam": with_two_networks("Adam"),
+    "shared": with_a_shared_loss_scale,
+    "train_on_batch": on_batches(keras),
+    "train_on_batch, eager": on_batches(keras, run_eagerly=True),
+    "train_on_batch, XLA": on_batches(keras, jit_compile=True),
+    "train_on_batch, tf_keras": on_batches(FAMILIES[1].keras),
+    "fit": of_fit(keras),
+    "fit, tf_keras": of_fit(FAMILIES[1].keras),
+    "replicas": on_replicas,
+    "fit on replicas": of_fit_on_replicas,
+    "loss scale alone": with_a_loss_scale_alone,
+    "scale_inside": with_scale_inside,
+    "embedding": with_an_embedding,
+    "random": with_random_inputs,
+    "NumPy's random": with_numpys_random_inputs,
+    "average by hand": with_an_average_and_a_logged_norm,
+    "keep_state": that_keeps_the_state,
+    "two steps": of_two_steps,
+    "Adafactor": with_adafactor,
+    "adversary": of_an_adversary,
+}
+
+
+@pytest.mark.parametrize("loop", RIGHT)
+def test_a_right_loop_gives_no_row(loop):
+    keras.utils.set_random_seed(0)
+    step, optimizers, state = RIGHT[loop]()
+    report = invariance_report(step, optimizers, state)
+    assert report.ok, report
+    assert [row for row in report.rows if row.finding != invariance.RANDOM] == []
+    assert not report.rows or loop in ("random", "train_on_batch, tf_keras", "fit, tf_keras")
+    step()
+    assert invariance_report(step, optimizers, state).ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -301,7 +302,7 @@ def _report(trials: _Trials) -> InvarianceReport:
         lowest = _lowest_below(scale)
         lower = [scale / _FACTOR, scale / _FACTOR**2, lowest * _FACTOR, lowest]
         runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
-        judged.append(_rows(trials, scale, base, [again, moved, *runs]))
+        judged.append(_rows(trials, scale, base, again, moved, runs))
     rows = _combined(trials, scales, base, judged)
     # After a mistake in one gradient, everything that is computed from it depends on the scale.
     for vague in (LOST, ANOTHER_WAY):
@@ -321,17 +322,25 @@ def _require_step(trials: _Trials, base: list[np.ndarray]) -> None:
         )
 
 
-def _rows(trials: _Trials, scale: float, base: list[np.ndarray], runs: list[list[np.ndarray] | None]) -> dict[int, Any]:
+def _rows(
+    trials: _Trials,
+    scale: float,
+    base: list[np.ndarray],
+    again: list[np.ndarray],
+    moved: list[np.ndarray] | None,
+    runs: list[list[np.ndarray] | None],
+) -> dict[int, ScaleDependence]:
     """Return the rows of one loss scale, by the positions of the variables."""
     variables, rows = trials.variables(), {}
-    names = unique(name_of(variable) for variable, _ in variables)
-    for i, (_, copies) in enumerate(variables):
-        old = np.concatenate([_flat(value) for _, value in copies])
-        again, moved, near, nearer, low, lowest = (None if run is None else run[i] for run in runs)
-        finding = _Comparison(old, base[i], again).finding(near, nearer, low, lowest, moved)
+    old = [np.concatenate([_flat(value) for _, value in copies]) for _, copies in variables]
+    comparisons = [_Comparison(*each) for each in zip(old, base, again)]
+    is_random = any(each.is_random for each in comparisons)
+    for i, name in enumerate(unique(name_of(variable) for variable, _ in variables)):
+        own: list[Any] = [None if run is None else run[i] for run in (*runs, moved)]
+        finding = comparisons[i].finding(own[:-1], own[-1], is_random)
         if finding:
-            sizes = tuple(float("nan") if each is None else _norm(each) for each in (base[i], near, lowest))
-            rows[i] = ScaleDependence(names[i], finding, scale, sizes)
+            near, lowest = (float("nan") if each is None else _norm(each) for each in (own[0], own[3]))
+            rows[i] = ScaleDependence(name, finding, scale, (_norm(base[i]), near, lowest))
     return rows
 
 
@@ -359,49 +368,58 @@ def _combined(
 
 
 class _Comparison:
-    """Compares the changes of a variable in several runs of a step with the change at the highest scale."""
+    """Compares the changes of a variable in the runs of a step with its change at the highest scale."""
 
     def __init__(self, old: np.ndarray, base: np.ndarray, again: np.ndarray | None):
         self._old, self._base, self._size = old, base, _norm(base)
         self._noise = 0.0 if again is None else _norm(again - base)
         # float32 rounds each new value.
         self._blur = max(10 * self._noise, 4e-7 * _norm(old))
+        self.is_random = self._noise > max(1e-2 * self._size, 4e-7 * _norm(old))
 
-    def finding(
-        self,
-        near: np.ndarray | None,
-        nearer: np.ndarray | None,
-        low: np.ndarray | None,
-        lowest: np.ndarray | None,
-        moved: np.ndarray | None,
-    ) -> str:
-        """Return what is wrong with the variable, or an empty string."""
+    def finding(self, runs: list[np.ndarray | None], moved: np.ndarray | None, is_random: bool) -> str:
+        """Return what is wrong with the variable, or an empty string.
+
+        The runs are at two scales just below the highest, and at the two lowest. A run that was skipped is None.
+        """
+        near, nearer, low, lowest = runs
         higher, lower = (near, nearer) if low is None or lowest is None else (low, lowest)
-        grows = higher is not None and lower is not None and self._differs(lower)
-        grows = grows and _is_near(_ratio(lower, higher), (_FACTOR, _FACTOR**2), 0.4)
-        if near is not None and self._differs(near):
+        grows = self._differs(lower) and _falls_by((lower, higher), _FACTOR, _FACTOR**2)
+        if is_random:
+            return self._finding_of_random(near, nearer, grows)
+        if self._differs(near):
             return self._finding_at_high_scales(near, nearer, grows)
         if grows:
             return PART_NOT_SCALED
-        if moved is not None and self._differs(moved):
-            return MOVED
+        return MOVED if self._differs(moved) else ""
+
+    def _finding_of_random(self, near: np.ndarray | None, nearer: np.ndarray | None, grows: bool) -> str:
+        if _falls_by((self._base, near, nearer), _FACTOR, _FACTOR**2):
+            return NOT_DIVIDED
+        if _falls_by((nearer, near, self._base), _FACTOR, _FACTOR**2):
+            return NOT_SCALED if grows else ANOTHER_WAY
+        if grows:
+            return PART_NOT_SCALED
         return RANDOM if self._noise > 0.5 * self._size else ""
 
-    def _finding_at_high_scales(self, near: np.ndarray, nearer: np.ndarray | None, grows: bool) -> str:
+    def _finding_at_high_scales(self, near: Any, nearer: np.ndarray | None, grows: bool) -> str:
         change = near - self._base
-        if _is_near(_ratio(self._base, near), (_FACTOR, _FACTOR**2), 0.05):
+        if _falls_by((self._base, near), _FACTOR, _FACTOR**2, tolerance=0.05):
             return NOT_DIVIDED
         if grows:
-            is_whole = _is_near(_ratio(change, self._base), (_FACTOR - 1, _FACTOR**2 - 1), 0.05)
+            is_whole = _falls_by((change, self._base), _FACTOR - 1, _FACTOR**2 - 1, tolerance=0.05)
             return NOT_SCALED if is_whole or self._has_only_old_parts(change) else PART_NOT_SCALED
         # The change of a slot that a mistake in earlier steps has filled is a + c * scale.
-        if nearer is not None and self._is_multiple(nearer - self._base, change, (1 + 1 / 8, 1 + 1 / 64)):
-            return NOT_DIVIDED
+        if nearer is not None and _cosine(nearer - self._base, change) > 0.9999:
+            if _falls_by((nearer - self._base, change), 1 + 1 / 8, 1 + 1 / 64, tolerance=2e-3):
+                return NOT_DIVIDED
         if np.all(np.abs(near) <= 2 * np.abs(self._base) + self._blur) and np.all(near * self._base >= 0):
             return LOST
         return ANOTHER_WAY
 
-    def _differs(self, change: np.ndarray) -> bool:
+    def _differs(self, change: np.ndarray | None) -> bool:
+        if change is None:
+            return False
         return _norm(change - self._base) > max(1e-2 * self._size, 1e-2 * _norm(change), self._blur)
 
     def _has_only_old_parts(self, change: np.ndarray) -> bool:
@@ -409,22 +427,19 @@ class _Comparison:
         rest = self._base - change / (_FACTOR - 1)
         return _norm(rest) * _norm(self._old) > 0 and abs(_cosine(rest, self._old)) > 0.999
 
-    @staticmethod
-    def _is_multiple(one: np.ndarray, other: np.ndarray, factors: tuple[float, ...]) -> bool:
-        return _cosine(one, other) > 0.9999 and _is_near(_ratio(one, other), factors, 2e-3)
+
+def _falls_by(changes: tuple[np.ndarray | None, ...], *factors: float, tolerance: float = 0.4) -> bool:
+    """Return whether each change is smaller by one of the factors than the change before it."""
+    sizes = [0.0 if change is None else _norm(change) for change in changes]
+    if not all(sizes):
+        return False
+    ratios = [one / other for one, other in itertools.pairwise(sizes)]
+    return any(all(abs(ratio - factor) <= tolerance * factor for ratio in ratios) for factor in factors)
 
 
 def _norm(change: np.ndarray) -> float:
     return float(np.linalg.norm(change))
 
 
-def _ratio(one: np.ndarray, other: np.ndarray) -> float:
-    return _norm(one) / max(_norm(other), 1e-300)
-
-
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other) / max(_norm(one) * _norm(other), 1e-300)
-
-
-def _is_near(value: float, targets: tuple[float, ...], tolerance: float) -> bool:
-    return any(abs(value - target) <= tolerance * target for target in targets)
