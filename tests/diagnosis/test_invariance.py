@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_lossscale
-from tests import strategies
+from tests import loops, strategies
 from tests.families import ALL_FAMILIES, FAMILIES
 from tf_lossscale.diagnosis import invariance, invariance_report
 
@@ -593,3 +593,130 @@ def test_a_right_loop_gives_no_row(loop):
     assert not report.rows or loop in ("random", "train_on_batch, tf_keras", "fit, tf_keras")
     step()
     assert invariance_report(step, optimizers, state).ok
+
+
+# What a report leaves behind, and what it refuses.
+
+
+def state_of(optimizer, model):
+    """All that a step of an optimizer with one model may change."""
+    library = getattr(optimizer.inner_optimizer, "variables", ())
+    slots = library() if callable(library) else library
+    contract, factors = vars(optimizer._contract), vars(optimizer.scaler._factors)
+    return {
+        "values": [np.array(tf.convert_to_tensor(v)).tolist() for v in (*model.variables, *slots)],
+        "scale": optimizer.state(),
+        "contract": {name: sorted(map(str, contract[name])) for name in ("_ever", "_said", "_last")},
+        "factors": (factors["_last"], factors["_in_thread"].last, len(factors["_unfinished"])),
+        "numbers": (np.random.get_state()[1].tolist(), np.random.get_state()[2]),
+    }
+
+
+class OneWeight(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([1.0, 2.0], name="weight")
+        self.seen = tf.Variable(0.0, trainable=False)
+        self.calls = 0
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("way", ["eager", "function", "XLA", "error"])
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda family: family.name)
+def test_a_report_leaves_nothing_behind(family, way, steps_before):
+    model, optimizer, traces = OneWeight(), tf_lossscale.LossScaleOptimizer(family.adam(), initial_scale=1024), []
+
+    def step():
+        traces.append(way)
+        model.calls += 1
+        model.seen.assign_add(1.0)
+        loops.step(optimizer, lambda: tf.reduce_sum(model.weight**2), [model.weight])
+
+    step = {"function": tf.function, "XLA": tf.function(jit_compile=True)}.get(way, lambda step: step)(step)
+    for _ in range(steps_before):
+        step()
+    before, calls, traced = state_of(optimizer, model), model.calls, len(traces)
+
+    def fails():
+        step()
+        raise ZeroDivisionError
+
+    if way == "error":
+        with pytest.raises(ZeroDivisionError):
+            invariance_report(fails, optimizer, model)
+    else:
+        report = invariance_report(step, optimizer, model)
+        assert report.ok, report
+    after = state_of(optimizer, model)
+    assert model.calls == calls
+    assert way not in ("function", "XLA") or len(traces) - traced <= 2 * (not steps_before)
+    if steps_before:
+        assert after == before
+    else:  # slots that the first step creates have their first values
+        assert after["scale"] == before["scale"]
+        assert after["values"][:2] == before["values"][:2]
+        fresh, other = OneWeight(), tf_lossscale.LossScaleOptimizer(family.adam(), initial_scale=1024)
+        step(), loops.step(other, lambda: tf.reduce_sum(fresh.weight**2), [fresh.weight])
+        np.testing.assert_allclose(model.weight, fresh.weight, rtol=1e-6)
+
+
+def test_the_gradients_of_a_loss_that_was_scaled_before_the_report_are_divided_by_its_factor():
+    model, optimizer = OneWeight(), wrapped(OPTIMIZERS["SGD"])
+
+    def step():
+        loops.step(optimizer, lambda: tf.reduce_sum(model.weight**2), [model.weight])
+
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(tf.reduce_sum(model.weight**2))
+    gradients = tape.gradient(loss, [model.weight])
+    assert invariance_report(step, optimizer, model).ok
+    optimizer.scaler.current_loss_scale.assign(4.0)
+    np.testing.assert_array_equal(optimizer.get_unscaled_gradients(gradients)[0], [2.0, 4.0])
+
+
+def test_a_step_that_is_skipped_at_every_scale_is_reported():
+    step, optimizer, model = trained(lambda o, m: by_hand(o, m, lambda model: error(model) * float("nan")))
+    report = invariance_report(step, optimizer, model)
+    assert not report.ok and report.is_skipped
+    assert "activation_report" in str(report)
+
+
+def test_a_gradient_that_float16_loses_is_no_mistake():
+    def loss(model):
+        return tf.cast(tf.cast(model.weight, tf.float16) * tf.constant(2.0**-24, tf.float16), tf.float32)[0]
+
+    model = OneWeight()
+    optimizer = wrapped(OPTIMIZERS["SGD"], scale=1.0)
+
+    def step():
+        optimizer.minimize(lambda: loss(model), [model.weight])
+
+    report = invariance_report(step, optimizer, model)
+    assert report.ok
+    assert report.rows == () or {row.finding for row in report.rows} == {invariance.LOST}
+
+
+def test_what_cannot_be_compared_is_refused():
+    model, optimizer = OneWeight(), wrapped(OPTIMIZERS["SGD"])
+    with pytest.raises(TypeError, match="`step` must be a function"):
+        invariance_report(None, optimizer)
+    with pytest.raises(TypeError, match=r"`optimizers` must be a tf_lossscale\.LossScaleOptimizer"):
+        invariance_report(lambda: None, keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="must contain at least one optimizer"):
+        invariance_report(lambda: None, [])
+    with pytest.raises(RuntimeError, match="needs eager mode"):
+        tf.function(lambda: invariance_report(lambda: None, optimizer))()
+    with pytest.raises(ValueError, match="one cycle"):
+        invariance_report(lambda: model.seen.assign_add(1.0), optimizer, model)
+    fixed = tf_lossscale.LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False, initial_scale=8)
+    with pytest.raises(ValueError, match="contains a fixed scale as a constant.*DynamicLossScale"):
+        invariance_report(lambda: None, fixed)
+    assert model.seen.numpy() == 0.0
+
+
+def test_a_report_is_drawn():
+    keras.utils.set_random_seed(0)
+    loop = DoesNotUnscale(OPTIMIZERS["SGD"])
+    report = invariance_report(loop.step, loop.optimizers, loop.state)
+    assert len(report.plot().axes[0].lines) == len(report.rows) == 4
+    assert str(report).splitlines()[-1].startswith("not divided: call get_unscaled_gradients()")

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -207,13 +208,11 @@ def invariance_report(step: Callable[[], Any], optimizers: Any, state: Any = ())
     if not scalers:
         raise ValueError("`optimizers` must contain at least one optimizer, but is empty.")
     trials = _Trials(step, scalers, Snapshot([listed, scalers, state]))
-    randomness = random.getstate(), np.random.get_state()
     with trials.snapshot.restoring():
         try:
             return _report(trials)
         finally:
-            random.setstate(randomness[0])
-            np.random.set_state(randomness[1])
+            trials.restore_memory()
 
 
 def _scaler_of(optimizer: Any) -> Any:
@@ -238,6 +237,10 @@ class _Trials:
     def __init__(self, step: Callable[[], Any], scalers: Sequence[Any], snapshot: Snapshot):
         self._step, self.scalers, self.snapshot = step, scalers, snapshot
         self._randomness = random.getstate(), np.random.get_state()
+        # The factors by which the losses of eager mode were multiplied.
+        factors = [vars(scaler._factors) for scaler in scalers]
+        in_thread = [vars(each) for held in factors for each in held.values() if isinstance(each, threading.local)]
+        self._factors = [(held, dict(held)) for held in (*factors, *in_thread)]
         self._own = {id(tensor) for tensor in tensors_of(variables_in(scalers))}
 
     def variables(self) -> list[tuple[Any, list[tuple[Any, tf.Tensor]]]]:
@@ -254,8 +257,7 @@ class _Trials:
         If `grows`, the scales grow in the first step of a cycle, and otherwise in none.
         """
         self.snapshot.restore()
-        random.setstate(self._randomness[0])
-        np.random.set_state(self._randomness[1])
+        self.restore_memory()
         for scaler, scale in zip(self.scalers, scales):
             scaler.current_loss_scale.assign(scale)
             scaler.good_steps.assign(scaler.growth_steps - 1 if grows else -(2**30))
@@ -264,6 +266,14 @@ class _Trials:
         self.took_steps = self._counts(0) != before[0]
         self.skipped = [now > then for now, then in zip(self._counts(1), before[1])]
         return [_change(copies) for _, copies in self.variables()]
+
+    def restore_memory(self) -> None:
+        """Restore what is not in variables: random numbers of Python and NumPy, and the factors of losses."""
+        random.setstate(self._randomness[0])
+        np.random.set_state(self._randomness[1])
+        for held, before in self._factors:
+            held.clear()
+            held.update(before)
 
     def _counts(self, which: int) -> list[int]:
         return [as_number(scaler.step_counts)[which] for scaler in self.scalers]
