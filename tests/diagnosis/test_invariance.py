@@ -1,12 +1,14 @@
 """The invariance report names the mistakes in a training loop, and nothing in loops that are right."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
 from tests import loops, strategies
-from tests.families import ALL_FAMILIES, FAMILIES
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES
 from tf_lossscale.diagnosis import invariance, invariance_report
 
 keras = tf.keras
@@ -237,14 +239,36 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("steps_before", [0, 3])
-@pytest.mark.parametrize("inner", OPTIMIZERS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_planted_mistake_is_found_in_the_right_variables(mistake, compiled, inner, steps_before):
+def cases(usual, *lists):
+    """The combinations of lists. All but some usual ones are slow."""
+    return [
+        pytest.param(*each, id=name, marks=() if name in usual else pytest.mark.slow)
+        for each in itertools.product(*lists)
+        for name in ["-".join(getattr(part, "__name__", str(part)) for part in each)]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "way", "inner", "steps_before"),
+    cases(
+        [
+            "ClipsTheNormOfScaledGradients-function-Adam-0",
+            "DoesNotUnscale-eager-SGD-0",
+            "AddsAnAuxiliaryLossAfterScaling-eager-Adam-0",
+            "HasACustomGradientWithoutUpstream-eager-SGD-0",
+            "UnscalesWithTheWrongOneOfTwo-eager-SGD-0",
+            "AccumulatesScaledGradients-eager-SGD-0",
+        ],
+        MISTAKES,
+        ["eager", "function"],
+        OPTIMIZERS,
+        [0, 3],
+    ),
+)
+def test_a_planted_mistake_is_found_in_the_right_variables(mistake, way, inner, steps_before):
     keras.utils.set_random_seed(0)
     loop = mistake(OPTIMIZERS[inner])
-    step = tf.function(loop.step) if compiled else loop.step
+    step = tf.function(loop.step) if way == "function" else loop.step
     for _ in range(steps_before):
         step()
     report = invariance_report(step, loop.optimizers, loop.state)
@@ -583,7 +607,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("loop", RIGHT)
+@pytest.mark.parametrize("loop", cases(["by hand", "clipping", "shared", "train_on_batch"], RIGHT))
 def test_a_right_loop_gives_no_row(loop):
     keras.utils.set_random_seed(0)
     step, optimizers, state = RIGHT[loop]()
@@ -620,10 +644,17 @@ class OneWeight(tf.Module):
         self.calls = 0
 
 
-@pytest.mark.parametrize("steps_before", [0, 1])
-@pytest.mark.parametrize("way", ["eager", "function", "XLA", "error"])
-@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda family: family.name)
-def test_a_report_leaves_nothing_behind(family, way, steps_before):
+@pytest.mark.parametrize(
+    ("name", "way", "steps_before"),
+    cases(
+        ["keras3-function-1", "tf_keras-eager-0", "tf_keras_legacy-error-1"],
+        ALL_IDS,
+        ["eager", "function", "XLA", "error"],
+        [0, 1],
+    ),
+)
+def test_a_report_leaves_nothing_behind(name, way, steps_before):
+    family = ALL_FAMILIES[ALL_IDS.index(name)]
     model, optimizer, traces = OneWeight(), tf_lossscale.LossScaleOptimizer(family.adam(), initial_scale=1024), []
 
     def step():
@@ -709,7 +740,7 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="one cycle"):
         invariance_report(lambda: model.seen.assign_add(1.0), optimizer, model)
     fixed = tf_lossscale.LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False, initial_scale=8)
-    with pytest.raises(ValueError, match="contains a fixed scale as a constant.*DynamicLossScale"):
+    with pytest.raises(ValueError, match=r"contains a fixed scale as a constant.*DynamicLossScale"):
         invariance_report(lambda: None, fixed)
     assert model.seen.numpy() == 0.0
 

@@ -7,7 +7,7 @@
 | `precision_report` | returns a `PrecisionReport`: what float16 loses of gradients, with one `VariablePrecision` each |
 | `ExponentCounts` | the counts from which a `PrecisionReport` is computed |
 | `activation_report` | runs a model on one batch; returns an `ActivationReport` with one `LayerActivations` each |
-| `invariance_report` | takes a training step at several loss scales; returns an `InvarianceReport` with `ScaleDependence` rows |
+| `invariance_report` | returns an `InvarianceReport` on a training loop, with `ScaleDependence` rows |
 | `plot` | draws a precision report or a training run |
 """
 

@@ -22,8 +22,9 @@ class Snapshot:
         # For example, the seed of a Dropout layer in tf_keras is an int that grows with each call. The numbers of a
         # layer that is not built are not restored, because `build` may set them.
         built = [vars(part) for part in parts if hasattr(part, "__dict__") and getattr(part, "built", True)]
-        is_number = lambda value: type(value) in (int, float)  # noqa: E731
-        self._numbers = [(each, {name: each[name] for name in each if is_number(each[name])}) for each in built]
+        self._numbers = [
+            (each, {name: each[name] for name in each if type(each[name]) in (int, float)}) for each in built
+        ]
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
@@ -47,6 +48,10 @@ class Snapshot:
         if tf.executing_eagerly():
             self.saved.append((variable, _saved(variable)))
         return variable
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)  # no bool
 
 
 def _saved(variable: Any) -> list[tuple[Any, tf.Tensor]]:
