@@ -543,7 +543,7 @@ def of_two_steps():
 
 
 def with_adafactor():
-    return trained(by_hand, lambda: tf_lossscale.optimizers.Adafactor(0.01, relative_step=False))
+    return trained(by_hand, lambda: tf_lossscale.optimizers.Adafactor(lr=0.01))
 
 
 def of_an_adversary():

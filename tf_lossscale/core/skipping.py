@@ -18,7 +18,6 @@ again.
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -47,10 +46,10 @@ WHAT_TO_TRY = (
 )
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
-# Weak references to the open blocks of `keep_state` in all threads: one that an interrupt has left behind disappears
-# with its object. The tuple is replaced under the lock and read without it.
-_watchers: tuple[weakref.ref[Any], ...] = ()
-_lock = threading.Lock()
+# Weak references to the open blocks of `keep_state` in all threads, by the ids of the blocks. One that an interrupt has
+# left behind disappears with its object. Each access is one atomic operation of the dict: an interrupt could prevent
+# the release of a lock.
+_watchers: dict[int, weakref.ref[Any]] = {}
 
 
 def watch(watcher: Any) -> None:
@@ -58,23 +57,19 @@ def watch(watcher: Any) -> None:
 
     `_step_starts` is called at the start of the step, and `_skipped` in the branch that skips it.
     """
-    _replace_watchers(without=watcher, add=(weakref.ref(watcher),))
+    key = id(watcher)
+    _watchers[key] = weakref.ref(watcher, lambda _: _watchers.pop(key, None))
 
 
 def unwatch(watcher: Any) -> None:
     """End what `watch` began."""
-    _replace_watchers(without=watcher)
+    _watchers.pop(id(watcher), None)
 
 
 def _watching() -> list[Any]:
     """Return the watchers of the step that the calling thread takes. After a merge call, those of all replicas."""
-    return [watcher for watcher in (each() for each in _watchers) if watcher is not None and watcher._is_inside()]
-
-
-def _replace_watchers(without: Any, add: tuple[weakref.ref[Any], ...] = ()) -> None:
-    global _watchers
-    with _lock:
-        _watchers = (*(each for each in _watchers if each() not in (None, without)), *add)
+    watchers = [reference() for reference in list(_watchers.values())]
+    return [watcher for watcher in watchers if watcher is not None and watcher._is_inside()]
 
 
 def step(
