@@ -626,12 +626,9 @@ def state_of(optimizer, model):
     """All that a step of an optimizer with one model may change."""
     library = getattr(optimizer.inner_optimizer, "variables", ())
     slots = library() if callable(library) else library
-    contract, factors = vars(optimizer._contract), vars(optimizer.scaler._factors)
     return {
         "values": [np.array(tf.convert_to_tensor(v)).tolist() for v in (*model.variables, *slots)],
         "scale": optimizer.state(),
-        "contract": {name: sorted(map(str, contract[name])) for name in ("_ever", "_said", "_last")},
-        "factors": (factors["_last"], factors["_in_thread"].last, len(factors["_unfinished"])),
         "numbers": (np.random.get_state()[1].tolist(), np.random.get_state()[2]),
     }
 
