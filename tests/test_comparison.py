@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import pathlib
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -274,6 +275,48 @@ def a_saved_model(library, folder):
     return "kept" if library.scale_of(loaded.optimizer) == 32 else "lost"
 
 
+def clipping_before_unscaling(library):
+    """finds gradients that are clipped before they are unscaled"""
+    if isinstance(library, TensorFlow1):
+        return NOT_APPLICABLE
+    with warnings.catch_warnings(record=True) as said:
+        optimizer, weight = library.wrap(), library.variable([1.0])
+        if isinstance(library, Torch):
+            _clip_in_torch(optimizer)
+        else:
+            optimizer.build([weight])
+            step = _clipping(optimizer, weight)
+            step()
+    if type(library) is Ours:
+        return "no" if tf_lossscale.diagnosis.invariance_report(step, optimizer, weight).ok else "`invariance_report`"
+    return "yes" if said else "no"
+
+
+def _clipping(optimizer, weight):
+    scale = optimizer.get_scaled_loss if hasattr(optimizer, "get_scaled_loss") else optimizer.scale_loss
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = scale(tf.reduce_sum(weight**2))
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, [weight]), 1.0)
+        if hasattr(optimizer, "get_unscaled_gradients"):
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), [weight]))
+        else:
+            optimizer.apply(gradients, [weight])
+
+    return step
+
+
+def _clip_in_torch(scaler):
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    scaler.scale((weight**2).sum()).backward()
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    scaler.step(torch.optim.SGD([weight], 0.5))
+    scaler.update()
+
+
 LIBRARIES = (Ours, Keras3, TfKeras, TensorFlow1, Torch)
 ROWS = (
     scaling_by_hand,
@@ -286,6 +329,7 @@ ROWS = (
     a_bad_initial_scale,
     setting_a_hyperparameter,
     a_saved_model,
+    clipping_before_unscaling,
 )
 
 
@@ -317,6 +361,7 @@ def test_the_readme_compares_what_is_tested_here_and_nothing_else():
             "a_nan_in_a_row_that_comes_twice-TensorFlow1",
             "a_nan_on_the_second_replica_only-TensorFlow1",
             "an_overflow_that_only_the_scaling_causes-Keras3",
+            "clipping_before_unscaling-Ours",
         ],
     ),
 )

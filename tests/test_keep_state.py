@@ -1,5 +1,9 @@
 """`keep_state`: the forward pass of a skipped step leaves nothing in a model's non-trainable variables."""
 
+import gc
+import sys
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +12,7 @@ import tf_keras
 import tf_lossscale
 from tests import strategies
 from tests.cases import combinations, named
+from tf_lossscale.core import skipping
 
 FINE = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 OVERFLOWING = FINE.copy()
@@ -341,3 +346,128 @@ def test_without_it_the_monitor_names_the_variables_once_and_its_remedy_works_af
     fit(model, BOTH)
     assert int(model.optimizer.skipped_steps) == 3
     assert np.isfinite(state(model)).all()
+
+
+class WithPlainObject(tf.Module):
+    """A module that holds a plain object, which holds a variable and a layer."""
+
+    def __init__(self, keras):
+        super().__init__()
+        self.weight = tf.Variable(1.0)
+        self.held = type("Plain", (), {})()
+        self.held.seen = tf.Variable(0.0, trainable=False)
+        self.held.norm = keras.layers.BatchNormalization()
+        self.held.norm.build((None, 1))
+
+    def __call__(self, x):
+        self.held.seen.assign(tf.reduce_max(x))
+        return self.weight * self.held.norm(x, training=True)
+
+
+@libraries
+def test_the_variables_of_plain_objects_are_restored(keras):
+    model, optimizer = WithPlainObject(keras), wrapped()
+    step = tf_lossscale.keep_state(model)(
+        lambda x: optimizer.minimize(lambda: tf.reduce_mean(model(x)), [model.weight])
+    )
+    step(tf.constant([[3.0]])), step(tf.constant([[np.inf]]))
+    assert int(optimizer.skipped_steps) == 1
+    assert float(model.held.seen) == 3.0
+    assert np.isfinite(model.held.norm.get_weights()).all()
+
+
+@pytest.mark.parametrize("inner", [lambda step: step, tf.function], ids=["whole", "inner function"])
+def test_a_with_block_in_a_function_restores_the_state(inner):
+    model, optimizer = model_of(), wrapped()
+    optimizer.build(model.trainable_variables)
+    inner_step = inner(step_of(model, optimizer))
+
+    @tf.function
+    def step(x):
+        with tf_lossscale.keep_state(model):
+            inner_step(x)
+
+    step(tf.constant(FINE))
+    before = state(model)
+    gc.collect()  # the variable with which a function inside says that it skipped is held by the graph
+    step(tf.constant(OVERFLOWING))
+    np.testing.assert_array_equal(state(model), before)
+
+
+def test_a_step_restores_only_the_models_of_its_own_thread():
+    class Holding(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = tf.Variable(0.0, trainable=False)
+
+    lost, errors = [], []
+
+    def train():
+        try:
+            models, scale = (Holding(), Holding()), tf_lossscale.DynamicLossScale()
+
+            @tf_lossscale.keep_state(models[0])
+            @tf_lossscale.keep_state(models[1])
+            def step():
+                models[1].mean.assign(float("nan"))
+                return scale.step([tf.constant(np.inf)], lambda gradients: None)
+
+            for _ in range(30):
+                step()
+                lost.extend(model for model in models if model.mean.numpy() != 0.0)
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=train) for _ in range(8)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+    finally:
+        sys.setswitchinterval(interval)
+    assert (lost, errors) == ([], [])
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_leaves_no_watcher_behind():
+    model, optimizer = model_of(), wrapped()
+    step = tf_lossscale.keep_state(model)(step_of(model, optimizer))
+    step(tf.constant(FINE))
+    files = {sys.modules["tf_lossscale.training.keep_state"].__file__, skipping.__file__}
+    at, lines = 0, 0
+
+    def tracer(frame, event, argument):
+        nonlocal lines
+        if frame.f_code.co_filename not in files:
+            return None
+        lines += event == "line"
+        if event == "line" and lines == at:
+            raise KeyboardInterrupt
+        return tracer
+
+    interrupted = True
+    while interrupted:
+        at, lines, interrupted = at + 1, 0, False
+        sys.settrace(tracer)
+        try:
+            step(tf.constant(OVERFLOWING))
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(None)
+        assert skipping._watching() == [], at
+    assert at > 50
+    before = state(model)
+    step(tf.constant(OVERFLOWING))
+    np.testing.assert_array_equal(state(model), before)
+
+
+@pytest.mark.slow
+def test_the_monitor_names_statistics_that_are_not_finite_on_the_second_replica_only(caplog):
+    with strategies.get("mirrored_2").scope():
+        model = model_of()
+        model.compile(wrapped(), "mse")
+    x = np.concatenate([FINE, OVERFLOWING])  # only the rows of the second replica overflow
+    model.fit(x, np.ones((16, 1)), 16, shuffle=False, verbose=0, callbacks=[tf_lossscale.LossScaleMonitor()])
+    (said,) = warnings_in(caplog)
+    assert "moving_mean" in said and "moving_variance" in said

@@ -7,6 +7,7 @@ import pytest
 import sonnet
 import tensorflow as tf
 
+from tests import strategies
 from tests.families import FAMILIES, with_keras_3
 from tf_lossscale.diagnosis import activation_report
 
@@ -337,3 +338,69 @@ def test_what_cannot_be_reported_on_is_refused():
         activation_report(tf.square, tf.ones([1]))
     with pytest.raises(RuntimeError, match=r"activation_report\(\) needs eager mode"):
         tf.function(lambda: activation_report(sonnet.Linear(1), tf.ones([1, 1])))()
+
+
+@kerases
+@pytest.mark.parametrize("training", [False, True])
+def test_the_last_line_names_statistics_that_are_not_finite(keras, training):
+    model = model_of(keras, keras.layers.BatchNormalization(name="norm"), dense(keras, "head"))
+    model.layers[0].moving_variance.assign([np.nan, 1.0, 1.0, 1.0])
+    report = activation_report(model, tf.random.stateless_normal([8, 4], [0, 1]), training=training)
+    assert repr(report).splitlines()[-1] == report.advice
+    assert report.advice.startswith("`norm` has infinite or NaN statistics (moving_variance")
+    assert "keep_state(model)" in report.advice
+    model.layers[1].kernel.assign(np.full([4, 4], np.inf))
+    report = activation_report(model, tf.ones([8, 4]), training=True)
+    assert "`norm` has infinite or NaN statistics" in report.advice
+    assert "`head` has infinite or NaN weights" in report.advice
+
+
+def test_the_statistics_of_the_second_replica_are_seen():
+    with strategies.get("mirrored_2").scope():
+        model = model_of(tf.keras, tf.keras.layers.BatchNormalization(name="norm"))
+        mean = model.layers[0].moving_mean.value
+    strategies.get("mirrored_2").experimental_local_results(mean)[1].assign([np.nan] * 4)
+    assert "`norm` has infinite or NaN statistics (moving_mean)" in activation_report(model, tf.ones([2, 4])).advice
+
+
+@kerases
+def test_a_metric_that_a_layer_updates_gets_its_state_back(keras):
+    class Measuring(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = keras.metrics.Mean()
+
+        def call(self, x):
+            self.mean.update_state(x)
+            return x
+
+    model = model_of(keras, Measuring())
+    model(tf.ones([2, 4]))
+    before = [float(each) for each in model.layers[0].mean.variables]
+    activation_report(model, tf.fill([2, 4], np.inf))
+    assert [float(each) for each in model.layers[0].mean.variables] == before
+    assert min(before) > 0
+
+
+@kerases
+@pytest.mark.parametrize("container", [list, tuple, "plain object"])
+def test_layers_in_a_container_have_rows_and_get_their_state_back(keras, container):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(name="own")
+            norms = [keras.layers.BatchNormalization(name=f"norm_{i}") for i in range(2)]
+            self.held = type("Plain", (), {"norms": norms})() if container == "plain object" else container(norms)
+            if container == "plain object":
+                vars(self.held)["norms"] = norms
+
+        def call(self, x, training=False):
+            for norm in getattr(self.held, "norms", self.held):
+                x = norm(x, training=training)
+            return x
+
+    model = Own()
+    model(tf.ones([2, 4]))
+    rows = activation_report(model, tf.constant([[1.0] * 4, [3.0] * 4])).rows
+    assert [row.layer for row in rows] == ["norm_0", "norm_1", "own"]
+    for norm in getattr(model.held, "norms", model.held):
+        np.testing.assert_array_equal(norm.moving_mean, [0.0] * 4)

@@ -12,7 +12,7 @@ from tf_lossscale.amp import levels
 from tf_lossscale.amp.managers import FixedLossScaleManager, LossScaleManager
 from tf_lossscale.core import finite, graphs, replicas
 from tf_lossscale.core.loss_scale import LossScale
-from tf_lossscale.wrapper.checks import tensors_of
+from tf_lossscale.libraries.models import tensors_of
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ again.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,9 +46,30 @@ WHAT_TO_TRY = (
 )
 _STALLED = f"The last {STALL} steps were all skipped. The loss scale is {{}} now. {WHAT_TO_TRY}"
 
-#: Objects whose method `_step_starts` is called at the start of a step, and `_skipped` in the branch that skips it.
-#: `keep_state` adds such objects.
-watchers: list[Any] = []
+# Weak references to the open blocks of `keep_state` in all threads, by the ids of the blocks. One that an interrupt has
+# left behind disappears with its object. Each access is one atomic operation of the dict: an interrupt could prevent
+# the release of a lock.
+_watchers: dict[int, weakref.ref[Any]] = {}
+
+
+def watch(watcher: Any) -> None:
+    """Call the methods `_step_starts` and `_skipped` of an object in each step for which its `_is_inside` is true.
+
+    `_step_starts` is called at the start of the step, and `_skipped` in the branch that skips it.
+    """
+    key = id(watcher)
+    _watchers[key] = weakref.ref(watcher, lambda _: _watchers.pop(key, None))
+
+
+def unwatch(watcher: Any) -> None:
+    """End what `watch` began."""
+    _watchers.pop(id(watcher), None)
+
+
+def _watching() -> list[Any]:
+    """Return the watchers of the step that the calling thread takes. After a merge call, those of all replicas."""
+    watchers = [reference() for reference in list(_watchers.values())]
+    return [watcher for watcher in watchers if watcher is not None and watcher._is_inside()]
 
 
 def step(
@@ -62,7 +84,7 @@ def step(
     if not tf.executing_eagerly():
         vars(loss_scale)["_traced"] = True  # `change_rules` warns.
     loss_scale._factors.step(loss_scale)
-    for watcher in watchers:
+    for watcher in _watching():
         watcher._step_starts()
     gradients = scaling.floating(gradients)
     with replicas.explaining_refused_merge_calls():
@@ -101,7 +123,7 @@ def _apply_or_skip(loss_scale: Any, to_check: list[Any], apply: Any, skip: Any) 
     def skip_and_count() -> list[Any]:
         counted = loss_scale._count_step(applied=False)
         with tf.control_dependencies(operations(counted)):
-            return [counted, skip and skip(), [watcher._skipped() for watcher in watchers], _warnings(loss_scale)]
+            return [counted, skip and skip(), [watcher._skipped() for watcher in _watching()], _warnings(loss_scale)]
 
     if tf.executing_eagerly():
         # `bool` waits for the device if the check has not already done so.

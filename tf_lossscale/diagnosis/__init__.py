@@ -7,6 +7,7 @@
 | `precision_report` | returns a `PrecisionReport`: what float16 loses of gradients, with one `VariablePrecision` each |
 | `ExponentCounts` | the counts from which a `PrecisionReport` is computed |
 | `activation_report` | runs a model on one batch; returns an `ActivationReport` with one `LayerActivations` each |
+| `invariance_report` | returns an `InvarianceReport` on a training loop, with `ScaleDependence` rows |
 | `plot` | draws a precision report or a training run |
 """
 
@@ -22,6 +23,7 @@ _HOMES = {
     **dict.fromkeys(("ActivationReport", "LayerActivations", "activation_report"), "activations"),
     **dict.fromkeys(("ExponentCounts", "PrecisionReport", "VariablePrecision"), "precision"),
     **dict.fromkeys(("exponent_counts", "precision_report"), "exponents"),
+    **dict.fromkeys(("InvarianceReport", "ScaleDependence", "invariance_report"), "invariance"),
     **dict.fromkeys(("Overflow", "OverflowReport"), "overflow"),
     "plot": "plotting",
 }
@@ -29,13 +31,16 @@ _HOMES = {
 __all__ = [
     "ActivationReport",
     "ExponentCounts",
+    "InvarianceReport",
     "LayerActivations",
     "Overflow",
     "OverflowReport",
     "PrecisionReport",
+    "ScaleDependence",
     "VariablePrecision",
     "activation_report",
     "exponent_counts",
+    "invariance_report",
     "plot",
     "precision_report",
 ]
@@ -43,6 +48,7 @@ __all__ = [
 if TYPE_CHECKING:
     from tf_lossscale.diagnosis.activations import ActivationReport, LayerActivations, activation_report
     from tf_lossscale.diagnosis.exponents import exponent_counts, precision_report
+    from tf_lossscale.diagnosis.invariance import InvarianceReport, ScaleDependence, invariance_report
     from tf_lossscale.diagnosis.overflow import Overflow, OverflowReport
     from tf_lossscale.diagnosis.plotting import plot
     from tf_lossscale.diagnosis.precision import ExponentCounts, PrecisionReport, VariablePrecision

@@ -17,8 +17,9 @@ import tensorflow as tf
 from tf_lossscale.core import replicas
 from tf_lossscale.diagnosis.plotting import mark_ranges
 from tf_lossscale.diagnosis.precision import MAXIMUM, NORMAL, SUBNORMAL, percent
+from tf_lossscale.diagnosis.snapshot import Snapshot
 from tf_lossscale.libraries import keras_versions, optional
-from tf_lossscale.libraries.models import of_no_metric, variables_of
+from tf_lossscale.libraries.models import is_metric, is_random_state, name_of, tensors_of, variables_in, walk
 from tf_lossscale.writing import aligned
 
 # The smallest normal number of each dtype that does not have the exponents of float32.
@@ -52,6 +53,8 @@ class LayerActivations:
         subnormal: the fraction of values in the subnormal range of the output's dtype: in float16, below `2**-14`.
         advice: what to do, if some output was not finite although the inputs were, and although no inner layer
             overflowed; otherwise an empty string.
+        weights_advice: what to do, if weights or statistics are infinite or NaN, on any replica of a strategy;
+            otherwise an empty string.
     """
 
     layer: str
@@ -63,6 +66,7 @@ class LayerActivations:
     nan: float = 0.0
     subnormal: float = 0.0
     advice: str = ""
+    weights_advice: str = ""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -92,11 +96,17 @@ class ActivationReport:
     @property
     def advice(self) -> str:
         """One line on where to look for the cause."""
+        damage = next((row.weights_advice for row in self.rows if row.weights_advice), "")
+        return " ".join(dict.fromkeys(filter(None, (self._advice_on_outputs(bool(damage)), damage))))
+
+    def _advice_on_outputs(self, weights_explain: bool) -> str:
         if self.first is not None:
             return self.first.advice
         bad = next((row for row in self.rows if not _is_finite(row.outputs)), None)
         if bad is not None:
             return f"The input of `{bad.layer}` is already infinite or NaN: look at where it comes from."
+        if weights_explain:
+            return ""
         if self.rows and self.rows[-1].layer == _LOSS:
             return "Every layer's output is finite, and so is the loss: if steps are skipped, only gradients are not."
         return "Every layer's output is finite: look at the loss and at the gradients."
@@ -179,7 +189,7 @@ def activation_report(
     if not tf.executing_eagerly():
         raise RuntimeError("activation_report() needs eager mode. Call it outside of the tf.function, on one batch.")
     recorder, mode = _Recorder(), _mode(model, training)
-    with _unchanged(model), recorder.watching(model):
+    with Snapshot([model]).restoring(), recorder.watching(model):
         outputs = model(inputs, **mode)
         if loss_fn is not None:
             recorder.call(_LOSS, loss_fn, outputs)
@@ -252,7 +262,7 @@ class _Recorder:
     @contextlib.contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """Record the calls of a model's layers."""
-        classes = {base for part in _parts(model) if _is_module(part) for base in type(part).__mro__}
+        classes = {base for _, part in walk([model]) if _is_module(part) for base in type(part).__mro__}
         methods = {cls: vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)}
         with contextlib.ExitStack() as restored:
             restored.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
@@ -325,55 +335,6 @@ def _is_layer(value: Any) -> bool:
     return hasattr(value, "compute_dtype") and type(value).__name__ not in ("SlicingOpLambda", "TFOpLambda")
 
 
-def _parts(root: Any) -> list[Any]:
-    """Return an object and all objects inside it, such as layers, modules and variables, also in containers."""
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [root]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in found or not isinstance(each, (dict, list, tuple, set, tf.__internal__.tracking.Trackable)):
-            continue
-        found[id(each)] = each
-        if isinstance(each, (dict, list, tuple, set)):
-            waiting += each.values() if isinstance(each, dict) else each
-        elif not isinstance(each, tf.Variable):
-            waiting += _attributes(each).values()
-        if _is_module(each):
-            # In Keras 3, objects that TensorFlow does not track contain the states of random number generators.
-            waiting += variables_of(each)
-    return list(found.values())
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    return getattr(value, "__dict__", {})
-
-
-@contextlib.contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Restore the variables and the plain numbers of a model at the end of the block."""
-    parts = _parts(model)
-    variables = [copy for part in parts if isinstance(part, tf.Variable) for copy in replicas.local_copies_of(part)]
-    values = [(each, each.read_value()) for each in variables]
-    # For example, the seed of a Dropout layer in tf_keras is an int that grows with each call. The numbers of a layer
-    # that is not built are not restored, because `build` may set them.
-    built = [_attributes(part) for part in parts if getattr(part, "built", True)]
-    numbers = [{name: value for name, value in each.items() if type(value) in (int, float)} for each in built]
-
-    def create(make: Callable[..., Any], **kwargs: Any) -> Any:
-        variable = make(**kwargs)
-        values.append((variable, variable.read_value()))
-        return variable
-
-    try:
-        with tf.variable_creator_scope(create):
-            yield
-    finally:
-        for variable, value in values:
-            variable.assign(value)
-        for attributes, before in zip(built, numbers):
-            attributes.update(before)
-
-
 def _mode(model: Any, training: bool) -> dict[str, bool]:
     """Return the keyword argument that tells a model whether it is trained."""
     if _is_layer(model):
@@ -384,9 +345,11 @@ def _mode(model: Any, training: bool) -> dict[str, bool]:
 
 def _row(place: _Place) -> LayerActivations:
     module, outputs, weights = place.module, place.outputs, _Values()
-    variables = of_no_metric(variables_of(module), module)
-    # The vocabulary of a layer has no dtype.
-    weights.add([tf.convert_to_tensor(variable) for variable in variables if hasattr(variable, "dtype")])
+    damaged = []
+    for variable in variables_in([module], without=_is_no_weight):
+        # A replica may have statistics of its own.
+        if not weights.add([copy.read_value() for copy in replicas.local_copies_of(*tensors_of([variable]))]):
+            damaged.append(variable)
     row = LayerActivations(
         place.label,
         module.compute_dtype if _is_layer(module) else ", ".join(sorted(outputs.dtypes)) or "-",
@@ -395,14 +358,32 @@ def _row(place: _Place) -> LayerActivations:
         weights.magnitude,
         *(outputs.counts[1:] / max(outputs.counts[0], 1)).tolist(),
     )
+    row = dataclasses.replace(row, weights_advice=_advice_on_weights(place.label, damaged))
     return dataclasses.replace(row, advice=_advice(place, row)) if place.overflows else row
+
+
+def _is_no_weight(part: Any) -> bool:
+    return is_metric(part) or is_random_state(part) or hasattr(part, "apply_gradients")
+
+
+def _advice_on_weights(layer: str, damaged: list[Any]) -> str:
+    """Return a sentence on variables of a layer that are infinite or NaN."""
+    if not damaged:
+        return ""
+    if any(variable.trainable for variable in damaged):
+        return f"`{layer}` has infinite or NaN weights: restore an older checkpoint."
+    names = ", ".join(name_of(variable).rpartition("/")[2] for variable in damaged)
+    return (
+        f"`{layer}` has infinite or NaN statistics ({names}): restore an older checkpoint, and train with "
+        "keep_state(model), which undoes what a skipped step writes into them."
+    )
 
 
 def _advice(place: _Place, row: LayerActivations) -> str:
     """Return a sentence on a layer whose output is not finite although its input is."""
     name = f"`{row.layer}`"
-    if not _is_finite(row.weights):
-        return f"{name} has infinite or NaN weights: restore an older checkpoint."
+    if row.weights_advice:
+        return row.weights_advice
     if not _uses_float16(place):
         return f"{name} computes infinity or NaN in {row.dtype}: look for a division by zero or log(0)."
     keeps_float16 = _keeps_dtype(place.module) and "float16" in place.inputs.dtypes

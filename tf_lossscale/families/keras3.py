@@ -15,8 +15,9 @@ from absl import logging
 from tf_lossscale.core import replicas
 from tf_lossscale.families import keras3_files as files
 from tf_lossscale.libraries import keras_versions
+from tf_lossscale.libraries.models import tensors_of, unique
 from tf_lossscale.wrapper import checks, family, forwarding, optimizer, registry, saving
-from tf_lossscale.wrapper.checks import assign_all, tensors_of, unique
+from tf_lossscale.wrapper.checks import assign_all
 from tf_lossscale.wrapper.forwarding import of_inner
 
 keras: Any = keras_versions.keras_3()

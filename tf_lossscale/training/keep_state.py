@@ -10,13 +10,19 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import replicas
-from tf_lossscale.core.graphs import finished, functions, runs_in_order
+from tf_lossscale.core import replicas, skipping
+from tf_lossscale.core.graphs import finished, functions, notes, runs_in_order
 from tf_lossscale.core.loss_scale import LossScale
-from tf_lossscale.core.skipping import watchers
 from tf_lossscale.core.variables import LazyVariable, Variables
-from tf_lossscale.libraries.models import of_no_metric, variables_of
-from tf_lossscale.wrapper.checks import tensors_of
+from tf_lossscale.libraries.models import (
+    distinct,
+    is_metric,
+    is_random_state,
+    is_variable,
+    tensors_of,
+    variables_of,
+    walk,
+)
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 
 
@@ -95,20 +101,29 @@ class keep_state(contextlib.ContextDecorator):
                     f"keep_state() needs a built model, but {model.name} has no variables yet. Call "
                     "model.build(input_shape), or call the model on one batch, before the first step."
                 )
-        variables = {id(tensor): tensor for model in self._models for tensor in tensors_of(state_of(model))}
-        if self._must_wait():
-            kept = list(variables.values())
-        else:
-            kept = [local for variable in variables.values() for local in replicas.local_copies_of(variable)]
+        kept = tensors_of(distinct(variable for model in self._models for variable in state_of(model)))
+        self._strategies = [replicas.strategy_of(variable) for variable in kept]
+        if not self._must_wait():
+            kept = [local for variable in kept for local in replicas.local_copies_of(variable)]
         self._kept = [(variable, variable.read_value()) for variable in kept]
         self._entered_in, self._thread, self._seen = functions()[:1], threading.current_thread(), False
-        watchers.append(self)
-        return self
+        # A `with` block that an interrupt prevents from starting is not left by `__exit__`.
+        try:
+            skipping.watch(self)
+            return self
+        except BaseException:
+            skipping.unwatch(self)
+            raise
 
     def __exit__(self, error: Any, *others: object) -> None:
-        watchers.remove(self)
-        if error is not None:
-            return
+        try:
+            skipping.unwatch(self)
+        finally:
+            skipping.unwatch(self)
+        if error is None:
+            self._restore_at_end()
+
+    def _restore_at_end(self) -> None:
         if not self._seen and not self._flag.exists and not self._flag.warned:
             self._flag.warned = True
             logging.warning(
@@ -132,23 +147,26 @@ class keep_state(contextlib.ContextDecorator):
 
     def _step_starts(self) -> None:
         """Prepare for a step that is taken or traced inside."""
-        if self._is_inside():
-            self._seen = True
-            if not self._restores_at_once() and not self._flag.exists:
+        self._seen = True
+        if not self._restores_at_once():
+            if not self._flag.exists:
                 replicas.once(self._flag.create)
+            for function in functions():
+                notes(function)[self._flag] = self._flag  # The graph does not keep its variables alive.
 
     def _skipped(self) -> Any:
         """Restore the state. This is called in the branch that skips the step."""
-        if not self._is_inside():
-            return None
         return self._restore() if self._restores_at_once() else self._flag.raised.assign(True)
 
     def _restore(self) -> list[Any]:
         return [variable.assign(value) for variable, value in self._kept]
 
     def _is_inside(self) -> bool:
-        # The replicas of a strategy run in threads of their own.
-        return threading.current_thread() is self._thread or tf.distribute.has_strategy()
+        """Return whether a step that the calling thread takes is inside of the block."""
+        # The replicas of a strategy run in threads of their own, which do not know the thread that has started them.
+        if threading.current_thread() is self._thread:
+            return True
+        return tf.distribute.has_strategy() and tf.distribute.get_strategy() in self._strategies
 
     def _restores_at_once(self) -> bool:
         # The values belong to the function in which they were read.
@@ -161,6 +179,9 @@ class keep_state(contextlib.ContextDecorator):
 
 class _Flag(Variables):
     """Whether a step was skipped that could not restore the state itself."""
+
+    def __init__(self) -> None:
+        super().__init__(name="skipped")
 
     warned = False
     raised: Any = LazyVariable(False, tf.bool, tracked=False)
@@ -175,29 +196,36 @@ class _Flag(Variables):
 
 def state_of(model: Any) -> list[Any]:
     """Return the variables that a model's forward pass may write, without the states of its metrics."""
+    parts = list(walk([model], without=_keeps_its_own_state))
+    # A model lists the weights of its layers, but not those of layers that a plain object holds, and in Keras 3 not
+    # those of modules.
+    roots = [part for holder, part in parts if _lists_weights(part) and not _is_listed(part, holder)]
     # In Keras 3, `non_trainable_variables` also contains the states of metrics and random number generators.
-    state = model.non_trainable_weights if hasattr(model, "non_trainable_weights") else model.non_trainable_variables
-    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
-    state = [*state, *(variable for layer in layers for variable in _states_without_weights(layer))]
-    found = {id(tensor): variable for variable, tensor in zip(state, tensors_of(state))}
-    return of_no_metric(list(found.values()), model)
+    names = "non_trainable_weights", "non_trainable_variables"
+    lists = [variables_of(root, names[0] if hasattr(type(root), names[0]) else names[1]) for root in roots]
+    weights = {id(tensor) for listed in lists for tensor in tensors_of(listed)}
+    return distinct(part for holder, part in parts if is_variable(part) and _writes(holder, part, weights))
 
 
-def _states_without_weights(layer: Any) -> list[Any]:
-    """Return the variables that a Keras layer writes, but that are not among its weights."""
-    states = tf.nest.flatten(layer.states) if getattr(layer, "stateful", False) and hasattr(layer, "states") else []
-    # A Keras 3 layer, which is no tf.Module, does not track a tf.Variable.
-    raw = (
-        [] if isinstance(layer, tf.Module) else [variable for value in vars(layer).values() for variable in _in(value)]
-    )
-    return [*(state for state in states if state is not None), *(each for each in raw if not each.trainable)]
+def _lists_weights(part: Any) -> bool:
+    return hasattr(type(part), "non_trainable_variables")
 
 
-def _in(value: Any) -> list[tf.Variable]:
-    """Return the TensorFlow variables in a value, also in lists, dicts and modules."""
-    if isinstance(value, tf.Variable):
-        return [value]
-    if isinstance(value, tf.Module):
-        return list(value.variables)
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [variable for part in parts for variable in _in(part)]
+def _is_listed(part: Any, holder: Any) -> bool:
+    """Return whether the weights of a layer or a module are among those of its holder."""
+    return _lists_weights(holder) and isinstance(holder, tf.Module) == isinstance(part, tf.Module)
+
+
+def _writes(holder: Any, variable: Any, weights: set[int]) -> bool:
+    """Return whether the forward pass of a holder may write a variable: weights that are not trained, and states."""
+    [tensor] = tensors_of([variable])
+    is_rnn_state = getattr(holder, "stateful", False) and hasattr(holder, "states")
+    # The other variables of a tf.Module are trained, or count the batches of a model of tf_keras.
+    is_untracked = not isinstance(holder, tf.Module) and not tensor.trainable
+    return id(tensor) in weights or is_rnn_state or is_untracked
+
+
+def _keeps_its_own_state(part: Any) -> bool:
+    """Return whether a part of a model does not get its state back: a metric, an optimizer or a random generator."""
+    is_optimizer = isinstance(part, (LossScale, LossScaleOptimizer)) or hasattr(part, "apply_gradients")
+    return is_optimizer or is_metric(part) or is_random_state(part)

@@ -9,12 +9,13 @@ import tensorflow as tf
 from absl import logging
 
 from tf_lossscale import errors
+from tf_lossscale.core import replicas
 from tf_lossscale.core.finite import all_finite
 from tf_lossscale.core.skipping import WHAT_TO_TRY
 from tf_lossscale.core.variables import value_or_zero
 from tf_lossscale.libraries import optional
+from tf_lossscale.libraries.models import name_of, tensors_of, unique
 from tf_lossscale.training.keep_state import state_of
-from tf_lossscale.wrapper.checks import name_of, tensors_of, unique
 from tf_lossscale.wrapper.optimizer import LossScaleOptimizer
 from tf_lossscale.wrapper.state import value_of
 
@@ -182,7 +183,8 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
         names = [
             name
             for name, variable in zip(unique(map(name_of, state)), tensors_of(state))
-            if variable.dtype.is_floating and not all_finite([variable.read_value()])
+            if variable.dtype.is_floating
+            and not all_finite([copy.read_value() for copy in replicas.local_copies_of(variable)])
         ]
         self._warned_of_state = bool(names)
         if names:

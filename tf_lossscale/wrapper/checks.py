@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.origins import marked_by
 from tf_lossscale.core.rules import KEYWORDS, Rules
 from tf_lossscale.diagnosis.overflow import Diagnosis
+from tf_lossscale.libraries.models import name_of, tensors_of
 
 # The dtypes of gradients that fit any variable.
 _USUAL = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
@@ -310,12 +310,6 @@ def as_list(var_list: Any) -> list[Any]:
     return [var_list]
 
 
-def tensors_of(variables: list[Any]) -> list[Any]:
-    """Replace each `keras.Variable` in a list with its `tf.Variable`, which a gradient tape can watch."""
-    # A `tf.Variable` has a `value` method. A `keras.Variable` has a `value` attribute, which is the `tf.Variable`.
-    return [v if callable(getattr(v, "value", None)) else getattr(v, "value", v) for v in variables]
-
-
 def require_tensorflow_variables(variables: list[Any], optimizer: Any) -> None:
     """Raise an error if a variable is a `keras.Variable`, which optimizers of tf_keras cannot train."""
     for variable, tensor in zip(variables, tensors_of(variables)):
@@ -355,22 +349,3 @@ def _fits(gradient: tf.TensorShape, variable: tf.TensorShape) -> bool:
 
 def _is_one(var_list: Any) -> bool:
     return hasattr(var_list, "dtype") or isinstance(var_list, str)
-
-
-def name_of(variable: Any) -> str:
-    """Return the name of a variable for reports. The name of a `keras.Variable` is its path."""
-    return getattr(variable, "path", None) or variable.name.split(":")[0]
-
-
-def unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Number the names that occur several times: the second "kernel" becomes "kernel_1"."""
-    made: list[str] = []
-    for name in names:
-        made.append(unused(name, made))
-    return tuple(made)
-
-
-def unused(name: str, taken: Container[str]) -> str:
-    """Return the name, or the name with the first number that makes it different from those that are taken."""
-    numbered = (f"{name}_{i}" if i else name for i in itertools.count())
-    return next(each for each in numbered if each not in taken)

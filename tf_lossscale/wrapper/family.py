@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from tf_lossscale.core import replicas, scaling
 from tf_lossscale.core.graphs import runs_in_order
+from tf_lossscale.libraries.models import tensors_of
 from tf_lossscale.wrapper import checks
-from tf_lossscale.wrapper.checks import tensors_of, without_none
+from tf_lossscale.wrapper.checks import without_none
 
 if TYPE_CHECKING:
     from tf_lossscale.types import Gradient, Variable

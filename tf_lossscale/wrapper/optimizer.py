@@ -14,8 +14,9 @@ from absl import logging
 from tf_lossscale.core import origins, replicas, scaling
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale
+from tf_lossscale.libraries.models import name_of, tensors_of
 from tf_lossscale.wrapper import checks, contract, registry
-from tf_lossscale.wrapper.checks import as_list, name_of, require_fitting, tensors_of, unzip
+from tf_lossscale.wrapper.checks import as_list, require_fitting, unzip
 from tf_lossscale.wrapper.saving import Saving
 from tf_lossscale.wrapper.shared import SharedLossScale
 

@@ -14,7 +14,7 @@ from tf_lossscale.core.skipping import kinds_on_all_replicas
 from tf_lossscale.core.variables import as_number
 from tf_lossscale.diagnosis.overflow import Diagnosis, Overflow, OverflowReport
 from tf_lossscale.libraries import keras_versions
-from tf_lossscale.wrapper.checks import name_of, tensors_of, unused
+from tf_lossscale.libraries.models import name_of, tensors_of, unused
 from tf_lossscale.wrapper.forwarding import Forwarding
 
 if TYPE_CHECKING:

@@ -1,0 +1,475 @@
+"""Reports whether a training step respects the loss scale."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_lossscale.core.dynamic import DynamicLossScale
+from tf_lossscale.core.loss_scale import LossScale
+from tf_lossscale.core.variables import as_number
+from tf_lossscale.diagnosis.snapshot import Snapshot
+from tf_lossscale.libraries import optional
+from tf_lossscale.libraries.models import name_of, tensors_of, unique, variables_in
+from tf_lossscale.writing import aligned
+
+# The loss scales are a power of 8 apart: float16 rounds alike at each of them, except for subnormal numbers.
+_FACTOR = 8.0
+# At the two lowest scales, a part of the loss that was not scaled outweighs all the rest.
+_LOWEST = 2.0**-9
+# The step is not tried at lower scales than this one.
+_HOPELESS = 2.0**-24
+# No gradient is finite at this scale, unless it is tiny in float32.
+_OVERFLOWING = 2.0**127
+
+NOT_DIVIDED = "not divided"
+NOT_SCALED = "divided twice, or its loss was not scaled"
+PART_NOT_SCALED = "part of its loss is not scaled"
+OTHER_SCALE = "scaled and divided by the loss scales of two optimizers"
+MOVED = "the scale changed between scaling and dividing"
+ANOTHER_WAY = "depends on the scale in another way"
+RANDOM = "random: cannot be judged"
+LOST = "float16 loses this gradient at the lower scale"
+#: Maps each finding to the advice on it, the clearest first.
+_ADVICE = {
+    OTHER_SCALE: "divide the gradients with the optimizer that scaled their loss.",
+    NOT_DIVIDED: "call get_unscaled_gradients() before you apply, sum or log gradients, and divide the inner gradient "
+    "of a gradient penalty by the loss scale.",
+    NOT_SCALED: "call get_scaled_loss() for each loss and get_unscaled_gradients() once for its gradients, and let a "
+    "tf.custom_gradient multiply by its upstream gradient.",
+    PART_NOT_SCALED: "add regularization and auxiliary losses before get_scaled_loss().",
+    MOVED: "accumulate unscaled gradients.",
+    ANOTHER_WAY: "clip, normalize and compare gradients after get_unscaled_gradients(), and let a tf.custom_gradient "
+    "multiply by its upstream gradient.",
+    RANDOM: "pass seeds to the random operations of the step, or leave dropout out.",
+    LOST: "this is no mistake, but what loss scaling prevents; for a judgment, pass a higher initial_scale.",
+}
+_NOTES = (RANDOM, LOST)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleDependence:
+    """A row of an invariance report: a variable or slot whose change in a step depends on the loss scale.
+
+    >>> ScaleDependence("dense/kernel", "not divided", 1024.0, (80.0, 10.0, 0.001)).is_mistake
+    True
+
+    Args:
+        variable: the name of the variable or of the optimizer's slot.
+        finding: the kind of mistake, or why the variable could not be judged.
+        scale: the highest loss scale at which the step was taken.
+        changes: the size (L2 norm) of the change at this scale, at an eighth of it, and at the lowest scale. NaN if the
+            step was skipped.
+    """
+
+    variable: str
+    finding: str
+    scale: float
+    changes: tuple[float, float, float]
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the finding is a mistake in the loop, and not a note that the variable could not be judged."""
+        return self.finding not in _NOTES
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class InvarianceReport:
+    """A report on a training step. It prints as a table and a line of advice.
+
+    >>> part = ScaleDependence("dense/kernel", PART_NOT_SCALED, 1024.0, (0.5, 0.51, 9.0))
+    >>> InvarianceReport((part,))
+    variable      scale  change  at 1/8  at lowest                         finding
+    dense/kernel   1024     0.5    0.51          9  part of its loss is not scaled
+    part of its loss is not scaled: add regularization and auxiliary losses before get_scaled_loss().
+    >>> InvarianceReport(())
+    The step does not depend on the loss scale.
+
+    Args:
+        rows: a row for each variable that depends on the loss scale or could not be judged, the worst first.
+        is_skipped: whether the step was skipped at every loss scale, so that nothing could be compared.
+    """
+
+    rows: tuple[ScaleDependence, ...]
+    is_skipped: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether no mistake was found."""
+        return not self.is_skipped and not any(row.is_mistake for row in self.rows)
+
+    @property
+    def advice(self) -> str:
+        """One line on what to do."""
+        if self.is_skipped:
+            return (
+                "The step was skipped at every loss scale, so nothing could be compared: activation_report(model, x) "
+                "finds the layer that overflows."
+            )
+        if not self.rows:
+            return "The step does not depend on the loss scale."
+        return f"{self.rows[0].finding}: {_ADVICE[self.rows[0].finding]}"
+
+    def plot(self) -> Any:
+        """Plot the size of each row's change against the loss scale, relative to the change at the highest scale.
+
+        >>> row = ScaleDependence("dense/kernel", "not divided", 1024.0, (80.0, 10.0, 0.001))
+        >>> figure = InvarianceReport((row,)).plot()
+
+        Returns:
+            A matplotlib `Figure`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure = optional.load("matplotlib.figure", "plot").Figure(layout="constrained")
+        axis = figure.subplots()
+        for row in self.rows:
+            scales = row.scale, row.scale / _FACTOR, _lowest_below(row.scale)
+            axis.plot(scales, [change / row.changes[0] for change in row.changes], marker="o", label=row.variable)
+        axis.set(xscale="log", yscale="log", xlabel="loss scale", ylabel="change / change at the highest scale")
+        if self.rows:
+            axis.legend()
+        return figure
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return self.advice
+        cells = [(row.variable, *(f"{x:.4g}" for x in (row.scale, *row.changes)), row.finding) for row in self.rows]
+        titles = "variable", "scale", "change", "at 1/8", "at lowest", "finding"
+        return "\n".join([*aligned([titles, *cells]), self.advice])
+
+
+def invariance_report(step: Callable[[], Any], optimizers: Any, state: Any = ()) -> InvarianceReport:
+    """Take a training step at several loss scales from the same state, and report what depends on the scale.
+
+    What a step does to the weights must not depend on the loss scale. Each common mistake changes that: gradients that
+    are clipped before they are unscaled, a loss or a part of it that nobody scales, gradients that are not divided, or
+    divided twice or by another optimizer, a custom gradient that ignores its upstream gradient.
+
+    >>> import tensorflow as tf
+    >>> import tf_lossscale
+    >>> weight = tf.Variable([1.0, 2.0], name="weight")
+    >>> optimizer = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), initial_scale=1024)
+    >>> @tf.function
+    ... def train_step():
+    ...     with tf.GradientTape() as tape:
+    ...         scaled_loss = optimizer.get_scaled_loss(tf.reduce_sum(weight**2))
+    ...     gradients = tape.gradient(scaled_loss, [weight])
+    ...     gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+    ...     gradients = optimizer.get_unscaled_gradients(gradients)
+    ...     optimizer.apply_gradients(zip(gradients, [weight]))
+    >>> report = tf_lossscale.diagnosis.invariance_report(train_step, optimizer, [weight])
+    >>> report.ok, report.rows[0].variable, report.rows[0].finding
+    (False, 'weight', 'depends on the scale in another way')
+
+    The step is taken at the present scale twice, because the difference is the step's own randomness, and at lower
+    scales; with several loss scales, each is lowered by itself. At the end, or if the step raises an error, all
+    variables get their values back: weights, slots, loss scales, counts, metrics and seeds, also on all replicas, and
+    the states of Python's and NumPy's random numbers. The random state of TensorFlow advances.
+
+    A mistake that is the same at each scale is not found, such as gradients that are summed over the replicas twice.
+
+    Args:
+        step: a function without arguments that takes one training step, such as `lambda: train_step(x, y)`,
+            `lambda: model.train_on_batch(x, y)` or `lambda: strategy.run(train_step, args=(x, y))`. If gradients are
+            accumulated over several calls, it makes all calls of one cycle.
+        optimizers: the LossScaleOptimizer or LossScale of the step, or a list of several. A SharedLossScale stands for
+            its optimizers.
+        state: the models and variables that the step changes, or a list of them: what is not named, or reachable from
+            the optimizers, is neither compared nor restored.
+
+    Returns:
+        A report that contains plain data and prints as a table. In a test: `assert report.ok, report`.
+
+    Raises:
+        TypeError: `step` is no function, or an optimizer has no loss scale of this package.
+        ValueError: a loss scale is not dynamic, or the step changes nothing.
+        RuntimeError: the function was called in a `tf.function` or a TF1 graph.
+    """
+    if not callable(step):
+        raise TypeError(f"`step` must be a function without arguments that takes a training step, but got: {step!r}.")
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "invariance_report() needs eager mode, but a graph is being built. Call it outside of tf.function, for "
+            "example invariance_report(lambda: train_step(x, y), optimizer, model). TF1 graphs are not supported."
+        )
+    listed = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+    scalers = list({id(scaler): scaler for scaler in map(_scaler_of, listed)}.values())
+    if not scalers:
+        raise ValueError("`optimizers` must contain at least one optimizer, but is empty.")
+    trials = _Trials(step, scalers, Snapshot([listed, scalers, state]))
+    with trials.snapshot.restoring():
+        try:
+            return _report(trials)
+        finally:
+            trials.restore_memory()
+
+
+def _scaler_of(optimizer: Any) -> Any:
+    scaler = getattr(optimizer, "scaler", optimizer)
+    if not isinstance(scaler, LossScale):
+        raise TypeError(
+            "`optimizers` must be a tf_lossscale.LossScaleOptimizer, a LossScale, or a list of them, but got: "
+            f"{optimizer!r}."
+        )
+    if not isinstance(scaler, DynamicLossScale):
+        raise ValueError(
+            f"invariance_report() changes the loss scale, but a {type(scaler).__name__} determines it itself, and a "
+            "traced function contains a fixed scale as a constant. In the test of the loop, use a DynamicLossScale, "
+            "for example LossScaleOptimizer(inner, initial_scale=1024), whose scale it may change."
+        )
+    return scaler
+
+
+class _Trials:
+    """Takes a step at different loss scales from the same state."""
+
+    def __init__(self, step: Callable[[], Any], scalers: Sequence[Any], snapshot: Snapshot):
+        self._step, self.scalers, self.snapshot = step, scalers, snapshot
+        self._randomness = random.getstate(), np.random.get_state()
+        # The factors by which the losses of eager mode were multiplied.
+        factors = [vars(scaler._factors) for scaler in scalers]
+        in_thread = [vars(each) for held in factors for each in held.values() if isinstance(each, threading.local)]
+        self._factors = [(held, dict(held)) for held in (*factors, *in_thread)]
+        self._own = {id(tensor) for tensor in tensors_of(variables_in(scalers))}
+
+    def variables(self) -> list[tuple[Any, list[tuple[Any, tf.Tensor]]]]:
+        """Return the floating-point variables to compare, with their copies and values."""
+        return [
+            (variable, copies)
+            for variable, copies in self.snapshot.saved
+            if tf.as_dtype(copies[0][0].dtype).is_floating and id(*tensors_of([variable])) not in self._own
+        ]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of these variables."""
+        return unique(name_of(variable) for variable, _ in self.variables())
+
+    def take(self, scales: Sequence[float], grows: bool = False) -> list[np.ndarray]:
+        """Take the step and return the changes of all variables. Set `skipped` for each scale.
+
+        If `grows`, the scales grow in the first step of a cycle, and otherwise in none.
+        """
+        self.snapshot.restore()
+        self.restore_memory()
+        for scaler, scale in zip(self.scalers, scales):
+            scaler.current_loss_scale.assign(scale)
+            scaler.good_steps.assign(scaler.growth_steps - 1 if grows else -(2**30))
+        before = self._counts(0), self._counts(1)
+        self._step()
+        self.took_steps = self._counts(0) != before[0]
+        self.skipped = [now > then for now, then in zip(self._counts(1), before[1])]
+        return [_change(copies) for _, copies in self.variables()]
+
+    def restore_memory(self) -> None:
+        """Restore what is not in variables: random numbers of Python and NumPy, and the factors of losses."""
+        random.setstate(self._randomness[0])
+        np.random.set_state(self._randomness[1])
+        for held, before in self._factors:
+            held.clear()
+            held.update(before)
+
+    def _counts(self, which: int) -> list[int]:
+        return [as_number(scaler.step_counts)[which] for scaler in self.scalers]
+
+
+def _change(copies: Iterable[tuple[Any, tf.Tensor]]) -> np.ndarray:
+    return np.concatenate([_flat(copy.read_value()) - _flat(value) for copy, value in copies])
+
+
+def _flat(value: Any) -> np.ndarray:
+    return np.asarray(tf.cast(value, tf.float64)).ravel()
+
+
+def _unless(changes: list[np.ndarray], is_skipped: bool) -> list[np.ndarray] | None:
+    return None if is_skipped else changes
+
+
+def _lowest_below(scale: float) -> float:
+    """Return the lowest scale of a trial: a power of 8 below the scale."""
+    return scale * _FACTOR ** min(-3, math.floor(math.log(_LOWEST / scale, _FACTOR)))
+
+
+def _report(trials: _Trials) -> InvarianceReport:
+    scales = [float(as_number(scaler.current_loss_scale)) for scaler in trials.scalers]
+    base = trials.take(scales)
+    while any(trials.skipped) and min(scales) > _HOPELESS:
+        scales = [scale / _FACTOR if skipped else scale for scale, skipped in zip(scales, trials.skipped)]
+        base = trials.take(scales)
+    if any(trials.skipped):
+        return InvarianceReport((), is_skipped=True)
+    _require_step(trials, base)
+    rows = _dependences(trials, scales, base)
+    for _ in range(2):
+        # float16 may have lost a part of small gradients. If so, they change as much at a higher scale, but lose less.
+        scales = [scale * _FACTOR**2 for scale in scales]
+        if not {LOST, ANOTHER_WAY} & {row.finding for row in rows} or max(scales) > _OVERFLOWING:
+            break
+        base = trials.take(scales)
+        if any(trials.skipped):
+            break
+        sizes = dict(zip(trials.names(), map(_norm, base)))
+        still = {row.variable for row in _dependences(trials, scales, base)}
+        rows = [row for row in rows if row.variable in still or sizes[row.variable] < row.changes[0] / 2]
+    return InvarianceReport(tuple(rows))
+
+
+def _dependences(trials: _Trials, scales: list[float], base: list[np.ndarray]) -> list[ScaleDependence]:
+    """Return the rows of a report whose highest scales are `scales`."""
+    again = trials.take(scales)
+    moved = _unless(trials.take(scales, grows=True), any(trials.skipped))
+    judged: list[dict[int, ScaleDependence]] = []
+    for i, scale in enumerate(scales):
+        lowest = _lowest_below(scale)
+        lower = [scale / _FACTOR, scale / _FACTOR**2, lowest * _FACTOR, lowest]
+        runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
+        judged.append(_rows(trials, scale, base, again, moved, runs))
+    rows = _combined(trials, scales, base, judged)
+    # After a mistake in one gradient, everything that is computed from it depends on the scale.
+    for vague in (LOST, ANOTHER_WAY):
+        others = [row for row in rows if row.finding != vague]
+        rows = others if any(row.is_mistake for row in others) else rows
+    order = list(_ADVICE)  # the notes are last
+    return sorted(rows, key=lambda row: order.index(row.finding))
+
+
+def _require_step(trials: _Trials, base: list[np.ndarray]) -> None:
+    trained = [change for (variable, _), change in zip(trials.variables(), base) if variable.trainable]
+    if not base or not (trials.took_steps or any(map(np.any, trained))):
+        raise ValueError(
+            "`step` took no step with these optimizers, and changed no trained variable. If it accumulates gradients, "
+            "pass a function that makes all calls of one cycle, up to the call that applies the gradients. Name the "
+            "optimizers, models and variables of the step."
+        )
+
+
+def _rows(
+    trials: _Trials,
+    scale: float,
+    base: list[np.ndarray],
+    again: list[np.ndarray],
+    moved: list[np.ndarray] | None,
+    runs: list[list[np.ndarray] | None],
+) -> dict[int, ScaleDependence]:
+    """Return the rows of one loss scale, by the positions of the variables."""
+    old = [np.concatenate([_flat(value) for _, value in copies]) for _, copies in trials.variables()]
+    comparisons = [_Comparison(*each) for each in zip(old, base, again)]
+    is_random, rows = any(each.is_random for each in comparisons), {}
+    for i, name in enumerate(trials.names()):
+        own: list[Any] = [None if run is None else run[i] for run in (*runs, moved)]
+        finding = comparisons[i].finding(own[:-1], own[-1], is_random)
+        if finding:
+            near, lowest = (math.nan if each is None else _norm(each) for each in (own[0], own[3]))
+            rows[i] = ScaleDependence(name, finding, scale, (_norm(base[i]), near, lowest))
+    return rows
+
+
+def _combined(
+    trials: _Trials, scales: list[float], base: list[np.ndarray], judged: list[dict[int, ScaleDependence]]
+) -> list[ScaleDependence]:
+    """Return the rows of all loss scales, without those of variables that depend on a mistake made elsewhere."""
+    if len(judged) == 1 or not any(judged):
+        return [row for rows in judged for row in rows.values()]
+    # If the step of a scale overflows, the variables that it changes keep their values.
+    kept = []
+    for i in range(len(scales)):
+        changes = trials.take([_OVERFLOWING if i == j else each for j, each in enumerate(scales)])
+        kept.append([_norm(change) <= 1e-6 * _norm(before) for change, before in zip(changes, base)])
+    combined = []
+    for k in sorted({k for rows in judged for k in rows}):
+        of_each = {i: rows[k] for i, rows in enumerate(judged) if k in rows}
+        row = next(iter(of_each.values()))
+        if {row.finding for row in of_each.values()} >= {NOT_DIVIDED, NOT_SCALED}:
+            combined.append(dataclasses.replace(row, finding=OTHER_SCALE))
+        else:
+            owners = [i for i in range(len(scales)) if kept[i][k]] or list(of_each)
+            combined += [row for i, row in of_each.items() if i in owners][:1]
+    return combined
+
+
+class _Comparison:
+    """Compares the changes of a variable in the runs of a step with its change at the highest scale."""
+
+    def __init__(self, old: np.ndarray, base: np.ndarray, again: np.ndarray | None):
+        self._old, self._base, self._size = old, base, _norm(base)
+        self._noise = 0.0 if again is None else _norm(again - base)
+        # float32 rounds each new value.
+        self._blur = max(10 * self._noise, 4e-7 * _norm(old))
+        self.is_random = self._noise > max(1e-2 * self._size, 4e-7 * _norm(old))
+
+    def finding(self, runs: list[np.ndarray | None], moved: np.ndarray | None, is_random: bool) -> str:
+        """Return what is wrong with the variable, or an empty string.
+
+        The runs are at two scales just below the highest, and at the two lowest. A run that was skipped is None.
+        """
+        near, nearer, low, lowest = runs
+        higher, lower = (near, nearer) if low is None or lowest is None else (low, lowest)
+        grows = self._differs(lower) and _falls_by((lower, higher), _FACTOR, _FACTOR**2)
+        if is_random:
+            return self._finding_of_random(near, nearer, grows)
+        if self._differs(near):
+            return self._finding_at_high_scales(near, nearer, grows)
+        if grows:
+            return PART_NOT_SCALED
+        return MOVED if self._differs(moved) else ""
+
+    def _finding_of_random(self, near: np.ndarray | None, nearer: np.ndarray | None, grows: bool) -> str:
+        if _falls_by((self._base, near, nearer), _FACTOR, _FACTOR**2):
+            return NOT_DIVIDED
+        if _falls_by((nearer, near, self._base), _FACTOR, _FACTOR**2):
+            return NOT_SCALED if grows else ANOTHER_WAY
+        if grows:
+            return PART_NOT_SCALED
+        return RANDOM if self._noise > 0.5 * self._size else ""
+
+    def _finding_at_high_scales(self, near: Any, nearer: np.ndarray | None, grows: bool) -> str:
+        change = near - self._base
+        if _falls_by((self._base, near), _FACTOR, _FACTOR**2, tolerance=0.05):
+            return NOT_DIVIDED
+        if grows:
+            is_whole = _falls_by((change, self._base), _FACTOR - 1, _FACTOR**2 - 1, tolerance=0.05)
+            return NOT_SCALED if is_whole or self._has_only_old_parts(change) else PART_NOT_SCALED
+        # The change of a slot that a mistake in earlier steps has filled is a + c * scale.
+        at_lower = change if nearer is None else nearer - self._base
+        is_falling = _falls_by((at_lower, change), 1 + 1 / 8, 1 + 1 / 64, tolerance=2e-3)
+        if is_falling and _cosine(at_lower, change) > 0.9999:
+            return NOT_DIVIDED
+        if np.all(np.abs(near) <= 2 * np.abs(self._base) + self._blur) and np.all(near * self._base >= 0):
+            return LOST
+        return ANOTHER_WAY
+
+    def _differs(self, change: np.ndarray | None) -> bool:
+        if change is None:
+            return False
+        return _norm(change - self._base) > max(1e-2 * self._size, 1e-2 * _norm(change), self._blur)
+
+    def _has_only_old_parts(self, change: np.ndarray) -> bool:
+        """Return whether the part of the change that does not depend on the scale is a multiple of a slot's value."""
+        rest = self._base - change / (_FACTOR - 1)
+        return _norm(rest) * _norm(self._old) > 0 and abs(_cosine(rest, self._old)) > 0.999
+
+
+def _falls_by(changes: tuple[np.ndarray | None, ...], *factors: float, tolerance: float = 0.4) -> bool:
+    """Return whether each change is smaller by one of the factors than the change before it."""
+    sizes = [0.0 if change is None else _norm(change) for change in changes]
+    if not all(sizes):
+        return False
+    ratios = [one / other for one, other in itertools.pairwise(sizes)]
+    return any(all(abs(ratio - factor) <= tolerance * factor for ratio in ratios) for factor in factors)
+
+
+def _norm(change: np.ndarray) -> float:
+    return float(np.linalg.norm(change))
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other) / max(_norm(one) * _norm(other), 1e-300)
