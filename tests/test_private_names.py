@@ -85,6 +85,7 @@ def scheduled():
 OWNERS = {
     "a TensorFlow graph": tf.Graph,
     "the graph of a tf.function": lambda: tf.function(lambda: None).get_concrete_function().graph,
+    "an eager tensor": lambda: tf.constant(1.0),
     "a tf.Module": tf.Module,
     "a variable of a MirroredStrategy": distributed,
     "a TensorFlow variable": lambda: tf.Variable(1.0),

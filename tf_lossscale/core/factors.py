@@ -132,9 +132,14 @@ class Factors:
         """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""
         if functions() or self._unfinished or birth(gradient) is None:
             return False
-        born, here = birth(gradient), threading.get_ident()
-        last = next((event for event in _last_events() if event.birth < born and event.thread == here), None)
-        return last is not None and last.kind in ("backward", "trace") and last.of() not in (None, self)
+        # If several loss scales multiply a loss, its backward pass records an event for each of them.
+        owners, born = [], birth(gradient) or 0
+        for event in _last_events():
+            if event.birth < born and event.thread == threading.get_ident():
+                if event.kind not in ("backward", "trace"):
+                    break
+                owners.append(event.of())
+        return bool(owners) and owners[0] is not None and self not in owners
 
     def of(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
         """Return the factor of the loss of gradients. If it is unknown, return None.
@@ -147,10 +152,11 @@ class Factors:
         if self._in_thread.is_pending:
             # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
             events = [event for event in events if event.thread == threading.get_ident()]
-        found = {id(factor): factor for each in gradients if (factor := self._in_eager(each, events)) is not None}
-        if len(found) > 1 and len({float(factor) for factor in found.values()}) > 1:
+        found = [self._in_eager(each, events) for each in gradients]
+        factors: dict[int, Any] = {id(factor): factor for factor in found if factor is not None}
+        if len(factors) > 1 and len({float(factor) for factor in factors.values()}) > 1:
             raise RuntimeError(_SEVERAL)
-        return next(iter(found.values()), None)
+        return next(iter(factors.values()), None)
 
     def _in_graph(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
         used = {unit for found in origins(gradients) for unit in units_of(found, owner)}

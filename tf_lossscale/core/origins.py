@@ -133,10 +133,10 @@ class _Walk:
         inputs = _inputs(tensor)
         if not inputs:
             return _with_mark(None, tensor)
-        found = [self.known.get(id(each)) for each in inputs]
+        found, bodies = [self.known.get(id(each)) for each in inputs], list(_bodies(tensor.op))
         if tensor.op.type == "Placeholder":
             result = found[0]
-        elif bodies := list(_bodies(tensor.op)):
+        elif bodies:
             result = self._from_bodies(tensor, bodies)
         else:
             is_number = tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.variant

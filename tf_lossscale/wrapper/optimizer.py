@@ -373,8 +373,10 @@ class LossScaleOptimizer(Saving):
         def by_scaling(upstream: tf.Tensor, gradients_of: Callable[[Any], list[Any]]) -> list[Any]:
             factor = self._times_loss_scale_factor(self._scale._current())
             gradients = gradients_of(scaling.scale_loss(upstream, factor))
+            unscaled = self._family._unscale(gradients, factor)
             self._contract.unscaled_inside()
-            return self._family._unscale(gradients, factor)
+            self._scale._factors.unscaled(unscaled)
+            return unscaled
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = loss_fn(*args, **kwargs)
