@@ -183,3 +183,11 @@ def test_keras_3s_accumulation_on_several_replicas_is_an_error_before_the_step()
     with pytest.raises(ValueError, match="do not support `gradient_accumulation_steps` on several replicas"):
         model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=4)
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+@families
+def test_a_model_without_trainable_variables_fits_as_with_the_bare_optimizer(family):
+    model = family.keras.Sequential([family.keras.Input((2,)), family.keras.layers.Rescaling(2.0)])
+    model.compile(LossScaleOptimizer(family.sgd()), "mse")
+    history = model.fit(np.ones((4, 2)), np.zeros((4, 2)))
+    assert history.history["loss"] == [4.0]

@@ -25,6 +25,7 @@ _BaseLossScaleOptimizer: Any = _OwnWrapper.__bases__[-1]
 class TFKerasFamily(family.Family):
     """The adapter for `tf_keras.optimizers`."""
 
+    _minimizes_without_variables = True
     _writes_variables_directly = False
     _saving = tf_keras.saving
     _options: tuple[str, ...] = (*CLIPS, "weight_decay", "use_ema", "ema_momentum", "ema_overwrite_frequency")

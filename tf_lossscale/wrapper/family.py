@@ -124,6 +124,8 @@ class Family(abc.ABC):
     sums_over_replicas = True
     #: Whether `apply_gradients([])` counts as a finite step. If False, such a call raises an error.
     _takes_empty_steps = False
+    #: Whether `minimize` does nothing if there are no variables, as in `fit` of a model without trainable variables.
+    _minimizes_without_variables = False
     #: Whether the family's optimizers return the operations that a session runs to apply an update in a TF1 graph.
     _returns_operations = False
     #: Whether the wrapper's `apply` also accepts gradients that `get_unscaled_gradients` returned.

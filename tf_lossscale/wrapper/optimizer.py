@@ -497,7 +497,10 @@ class LossScaleOptimizer(Saving):
                 cross-replica context.
         """
         replicas.require_replica_context("minimize")
-        return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
+        pairs = self._compute_gradients(loss, var_list, grad_loss, tape)
+        if not pairs and self._family._minimizes_without_variables:
+            return self._family._result()
+        return self.apply_gradients(pairs, name=name, **kwargs)
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None

@@ -102,9 +102,10 @@ def wrapper_class_of_config(config: dict[str, Any]) -> type:
     return wrapper_class_in((writers or [keras_versions.MODULES[keras_versions.keras_of_tensorflow()]])[0])
 
 
-# All wrappers that are alive. An optimizer cannot have two of them, because the two would overwrite each other's loss
-# scale in a checkpoint. A shallow copy of a wrapper is allowed.
-_wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+# Weak references to all wrappers that are alive, by their ids. An optimizer cannot have two of them, because the two
+# would overwrite each other's loss scale in a checkpoint. A shallow copy of a wrapper is allowed. Several threads may
+# create wrappers, so each access is one atomic operation of the dict.
+_wrappers: dict[int, weakref.ref[Any]] = {}
 
 # Every LossScaleOptimizer class, from this package or another library, has one of these names and is defined in one of
 # these packages, or derives from such a class.
@@ -188,24 +189,32 @@ def combined(cls: Any, wrapper_class: Any) -> Any:
 
 def add(wrapper: Any) -> None:
     """Record that an optimizer is wrapped. The record lasts as long as the wrapper is alive."""
-    _wrappers.add(wrapper)
+    key = id(wrapper)
+    _wrappers[key] = weakref.ref(wrapper, lambda reference: _discard(key, reference))
+
+
+def _discard(key: int, reference: Any) -> None:
+    # A new wrapper may already have the id of the one that was deleted.
+    if _wrappers.get(key) is reference:
+        _wrappers.pop(key, None)
 
 
 def wrappers() -> list[Any]:
     """Return all wrappers that are alive."""
-    return list(_wrappers)
+    found = [reference() for reference in list(_wrappers.values())]
+    return [wrapper for wrapper in found if wrapper is not None]
 
 
 def is_wrapped(inner_optimizer: Any) -> bool:
     """Return whether an optimizer has a wrapper that is still alive."""
-    return any(wrapper._optimizer is inner_optimizer for wrapper in _wrappers)
+    return any(wrapper._optimizer is inner_optimizer for wrapper in wrappers())
 
 
 def release(inner_optimizer: Any) -> None:
     """Forget an optimizer's wrapper, so that the optimizer can be wrapped again."""
-    for wrapper in list(_wrappers):
+    for wrapper in wrappers():
         if wrapper._optimizer is inner_optimizer:
-            _wrappers.discard(wrapper)
+            _wrappers.pop(id(wrapper), None)
 
 
 def _common_metaclass(first: Any, second: Any) -> Any:
