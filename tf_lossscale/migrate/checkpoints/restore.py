@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -48,9 +48,11 @@ class Restored:
 def restore(
     source: str | os.PathLike[str] | AnyOptimizer,
     optimizer: AnyOptimizer,
-    variables: Iterable[Variable] | Mapping[str, Variable],
+    variables: Trackable | Iterable[Variable] | Mapping[str, Trackable],
     *,
     name: str | None = None,
+    match: Literal["name", "order"] = "name",
+    partial: bool = False,
 ) -> Restored:
     """Restore variables, and the state of their optimizer, from a checkpoint written by another library or version.
 
@@ -94,13 +96,13 @@ def restore(
             other than variables.
     """
     target = _target("optimizer", optimizer)
-    variables = dict(variables) if isinstance(variables, Mapping) else list(variables)
-    named = _by_name(variables)
-    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), named)
+    given = _given(variables)
+    everything = matching.variables_in(given)
+    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), everything)
     saved = _chosen(file, name)
     kind = _class_of(file, saved, target.inner)
     saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
-    pairs, of_pairs = matching.pairs(file, variables)
+    pairs, of_pairs = matching.pairs(file, saved, given, match, partial)
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
@@ -112,18 +114,22 @@ def restore(
         steps = int(micro_steps // target.micro_steps)
         product = _nadam_product(file, saved, steps, target, notes) if kind == "Nadam" else None
     weights = [
-        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs
+        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes))
+        for tensor, variable in pairs
+        if tensor.read is not None
     ]
-    trained = [(variable, value) for variable, value in weights if getattr(variable, "trainable", True)]
-    slots = _slots(file, saved, kind, pairs, target, steps, notes)
+    trained = [variable for variable in everything if getattr(variable, "trainable", True)]
+    rate_of_tf1 = target.rate_at(steps or 0) if saved.of_tf1 and kind == "SGD" else 0.0
+    slots = _slots(file, saved, kind, pairs, rate_of_tf1, match, notes)
     family: Any = registry.family_of(target.inner)
     if not family._is_built:
         # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
         build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
-        build([variable for variable, _ in trained])
+        build(trained)
     if getattr(target.inner, "use_ema", False):
         # An average that was not saved starts at its variable's value.
-        slots = [*(("average", variable, value) for variable, value in trained), *slots]
+        new = {id(variable): value for variable, value in weights}
+        slots = [*(("average", each, new.get(id(each), np.asarray(each))) for each in trained), *slots]
     places = _places(file, target, kind, slots, notes)
     if steps is not None:
         places.append((target.iterations(), micro_steps))
@@ -158,16 +164,14 @@ def _target(argument: str, optimizer: Any) -> Target:
     return target
 
 
-def _by_name(variables: dict[str, Any] | list[Any]) -> dict[str, Any]:
-    for variable in variables.values() if isinstance(variables, dict) else variables:
-        if not hasattr(variable, "assign"):
-            raise TypeError(
-                f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
-                "as model.variables, and not their values."
-            )
-    if isinstance(variables, dict):
-        return variables
-    return {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
+def _given(variables: Any) -> Any:
+    """Return variables as a list, and leave a model, and a dict of models and variables, as they are."""
+    if isinstance(variables, Mapping):
+        return dict(variables)
+    is_model = hasattr(variables, "weights") or hasattr(variables, "variables")
+    is_several = isinstance(variables, (list, tuple)) or (not is_model and isinstance(variables, Iterable))
+    # A variable that a list contains twice counts once.
+    return matching.variables_in(list(variables)) if is_several else variables
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -198,25 +202,25 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
 
 
 def _slots(
-    file: File, saved: Optimizer, kind: str, pairs: list[Any], target: Target, steps: int | None, notes: Notes
+    file: File, saved: Optimizer, kind: str, pairs: list[Any], rate: float, match: str, notes: Notes
 ) -> list[tuple[str, Any, Any]]:
     """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
     found = []
-    lost: dict[str, None] = {}
-    by_order: dict[str, None] = {}
+    # The lists of names below keep their order, and have each name once.
+    lost, unknown, by_order = (dict[str, None]() for _ in range(3))
     for slot, each in saved.slots.items():
         if slot not in slot_names.ATTRIBUTES[kind]:
             lost[f"the slots {slot}"] = None
             continue
-        for (tensor, named), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
-            owner = named or other
-            if owner is None or (named is None and owner.shape != tensor.shape):
-                raise FileError(
-                    f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
-                    "all variables that the optimizer trained, in the order in which they were passed to its build()."
-                )
+        in_order = match == "order" and [t.shape for t, _ in each] == [t.shape for t in trained]
+        owners = [owner or (other if in_order else None) for (_, owner), other in zip(each, trained if in_order else each)]
+        taken: set[str] = set()
+        for (tensor, named), owner in zip(each, owners):
+            if owner is None:
+                unknown[tensor.name] = None
+                continue
             if owner.path not in variable_of:
                 lost[f"the slots of {owner.path}"] = None
                 continue
@@ -226,20 +230,25 @@ def _slots(
                     f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
                     f"{matching.name_of(variable)} has {tuple(variable.shape)}."
                 )
+            if owner.path in taken:
+                raise FileError(f"{file.path}: {owner.path} has several slots {slot}. Use another copy of the file.")
+            taken.add(owner.path)
             value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
             if saved.of_tf1 and kind == "SGD":
                 # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
                 # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
                 # negative learning rate.
-                value = np.float32(-target.rate_at(steps or 0)) * value
+                value = np.float32(-rate) * value
             found.append((slot, variable, value))
-            if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
-                by_order[matching.name_of(variable)] = None
+            if named is None:
+                by_order[f"{tensor.name} -> {matching.name_of(variable)}"] = None
     notes.lost += lost
     if by_order:
+        notes.texts.append(f"These slots were matched by order, as asked: {', '.join(by_order)}.")
+    if unknown:
         notes.texts.append(
-            "The file does not say which variables the slots belong to. They were matched with `variables` in the "
-            f"order of the optimizer's build(): {', '.join(by_order)}."
+            f"The file does not say which variables these slots belong to, so they are not restored: "
+            f"{', '.join(unknown)}. If `variables` is in the order of the old optimizer's build(), pass match=\"order\"."
         )
     return found
 
