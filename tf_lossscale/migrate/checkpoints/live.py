@@ -38,7 +38,7 @@ def read(source: Target, variables: list[Any]) -> File:
             slot = _tensor(place)
             if key not in owners:
                 # The name of a variable that is not among `variables` is known from its slot's name.
-                text = slot_names.variable_in(slot.name, source.library) or slot.name
+                text = slot_names.variable_in(slot.name, source.library, made.scope) or slot.name
                 path = f"{len(known) + len(owners)}/{text}"
                 owners[key] = Tensor(path, text, slot.shape, slot.dtype, None)
             made.slots.setdefault(name, []).append(Slot(slot, owners[key]))

@@ -18,10 +18,10 @@ def pairs(file: File, saved: Optimizer, given: Any, match: str, partial: bool) -
     if file.known is not None:
         return file.known, []
     made, notes = (_of_list if isinstance(given, list) else _of_objects)(file, saved, given, match, partial)
-    for of_pair in ([tensor.path for tensor, _ in made], [id(variable) for _, variable in made]):
-        twice = [pair for pair, key in zip(made, of_pair) if of_pair.count(key) > 1]
-        if twice:
-            raise FileError(f"{file.path}: these pairs contradict each other: {_shown(twice)}. {_PASS_A_DICT}")
+    counts = collections.Counter([key for tensor, variable in made for key in (tensor.path, id(variable))])
+    twice = [pair for pair in made if max(counts[pair[0].path], counts[id(pair[1])]) > 1]
+    if twice:
+        raise FileError(f"{file.path}: these pairs contradict each other: {_shown(twice)}. {_PASS_A_DICT}")
     return made, notes
 
 
@@ -49,47 +49,53 @@ def variables_in(given: Any) -> list[Any]:
 
 def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: bool) -> tuple[list[Pair], list[str]]:
     """Match models by their paths in the file's object graph, or by the names of their variables."""
-    named = given if isinstance(given, Mapping) else {None: given}
-    made = [(_named(file, name, each), each) for name, each in named.items() if hasattr(each, "assign")]
+    named: Mapping[Any, Any] = given if isinstance(given, Mapping) else {None: given}
+    of_names = [(_named(file, name, each, partial), each) for name, each in named.items() if hasattr(each, "assign")]
+    made = [(tensor, variable) for tensor, variable in of_names if tensor is not None]
     models = {name: each for name, each in named.items() if not hasattr(each, "assign")}
     if file.graph is None and models:
+        # These files do not contain the names that a checkpoint's keywords give to models.
         models = {None: [*models.values()]}
     notes: list[str] = []
-    left: list[Tensor] = []
+    there: list[Tensor] = []
     for name, model in models.items():
         tensors, found = _in_graph(file, name, model)
-        found = [(tensor, each) for tensor, each in found if tensor.shape == tuple(each.shape)]
-        tensors, variables = _without(tensors, made), variables_in(model)
-        if _without(tensors, found) or len(found) < len(variables):
-            by_rank = _by_names(_ranked([each.name for each in tensors]), tensors, _ranked(map(name_of, variables)), variables)
-            if len(by_rank) == len(tensors) == len(variables):
-                found, notes = by_rank, [*notes, *_numbered(tensors, by_rank, variables if file.order_is_known else [])]
-            elif partial and not found:
-                found = _by_names([each.name for each in tensors], tensors, [*map(name_of, variables)], variables)
-        made += found
-        left += tensors
+        tensors = _without(tensors, made)
+        found, of_found = _or_by_names(file, tensors, found, variables_in(model), partial)
+        made, there, notes = made + found, there + tensors, notes + of_found
     variables = variables_in(given)
-    missing = _missing(variables, made)
-    if missing:
-        by_position = _by_position(saved, variables, made)
-        notes += [f"These were matched by their positions in the optimizer: {_shown(by_position)}."] if by_position else []
-        made += by_position
-        missing = _missing(variables, made)
-    left = _without(left, made)
-    if (missing or left) and match == "order":
-        made = _in_order(file, saved, variables)
-        return made, [f"These were matched by order, as asked: {_shown(made)}."]
+    by_position = _by_position(saved, variables, made)
+    if by_position:
+        made = made + by_position
+        notes.append(f"These were matched by their positions in the optimizer: {_shown(by_position)}.")
+    matched = {id(variable) for _, variable in made}
+    missing, left = [each for each in variables if id(each) not in matched], _without(there, made)
     if not missing and not left:
         return made, notes
+    if match == "order":
+        return _in_order(file, saved, variables)
     differ = f"Not in the file: {_listed(missing)}. Not in the given objects: {_listed(left)}."
-    if not partial:
+    if not partial or not made:
+        remedy = "" if partial else "To restore the others, pass partial=True. "
         raise FileError(
-            f"{file.path}: the given objects differ from the file. {differ} Pass partial=True to restore the others. "
-            f"If the file has other names: {_PASS_A_DICT}"
+            f"{file.path}: the given objects differ from the file. {differ} {remedy}If only names or the structure "
+            f'differ, pass match="order" if the order is the same, or a dict {{path in the file: model or variable}}.'
         )
-    if not made:
-        raise FileError(f"{file.path}: the given objects have nothing in common with the file. {differ} {_PASS_A_DICT}")
     return made, [*notes, f"A part was restored: {_shown(made)}. {differ}"]
+
+
+def _or_by_names(
+    file: File, tensors: list[Tensor], found: list[Pair], variables: list[Any], partial: bool
+) -> tuple[list[Pair], list[str]]:
+    """Return the pairs of the object graph, or pairs by names if the graph does not pair everything."""
+    found = [(tensor, variable) for tensor, variable in found if tensor.shape == tuple(variable.shape)]
+    if len(found) == len(variables) and not _without(tensors, found):
+        return found, []
+    names, others = [each.name for each in tensors], [*map(name_of, variables)]
+    ranked = _by_names(_ranked(names), tensors, _ranked(others), variables)
+    if len(ranked) == len(tensors) == len(variables):
+        return ranked, _numbered(tensors, ranked, variables if file.order_is_known else [])
+    return (_by_names(names, tensors, others, variables) if partial and not found else found), []
 
 
 def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], list[Pair]]:
@@ -99,7 +105,10 @@ def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], l
         return [each for each in file.variables if each.is_weight], []
     if name is not None and name not in graph.places:
         names = ", ".join(repr(each) for each in graph.places if each and "/" not in each)
-        raise FileError(f"{file.path}: the file has no object {name!r}, only: {names}.")
+        raise FileError(
+            f"{file.path}: the file has no object {name!r}, only: {names}. Pass a dict with such a name, or with '' for "
+            "the whole file, or the model alone."
+        )
     places = [name] if name is not None else [each for each in graph.places if "/" not in each]
     found = {place: graph.match(graph.places[place], model) for place in places}
     fitting = [place for place in places if found[place]] if name is None else places
@@ -112,7 +121,7 @@ def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], l
         return [each for each in file.variables if each.is_weight], []
     (place,) = fitting
     tensors = [each for each in graph.under(graph.places[place]) if each.is_weight]
-    contrary = [pair for pair in found[place] if _has_name_of_another(*pair, tensors)]
+    contrary = [pair for pair in found[place] if _has_name_of_another(pair, tensors)]
     if contrary:
         raise FileError(
             f"{file.path}: the paths in the file give the pairs {_shown(contrary)}, but the names say that they are "
@@ -121,8 +130,8 @@ def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], l
     return tensors, found[place]
 
 
-def _has_name_of_another(tensor: Tensor, variable: Any, tensors: list[Tensor]) -> bool:
-    name = _unnumbered(name_of(variable))
+def _has_name_of_another(pair: Pair, tensors: list[Tensor]) -> bool:
+    tensor, name = pair[0], _unnumbered(name_of(pair[1]))
     others = [each for each in tensors if each.shape == tensor.shape and _same(_unnumbered(each.name), name)]
     return bool(others) and not _same(_unnumbered(tensor.name), name)
 
@@ -144,8 +153,7 @@ def _by_position(saved: Optimizer, variables: list[Any], made: list[Pair]) -> li
 def _of_list(file: File, saved: Optimizer, given: list[Any], match: str, partial: bool) -> tuple[list[Pair], list[str]]:
     """Match a list by names, if each name is unique on both sides, or by shapes, if all of them differ."""
     if match == "order":
-        made = _in_order(file, saved, given)
-        return made, [f"These were matched by order, as asked: {_shown(made)}."]
+        return _in_order(file, saved, given)
     weights = [each for each in file.variables if each.is_weight]
     made = _by_names([each.name for each in file.variables], file.variables, [*map(name_of, given)], given)
     trained = {slot.owner for slots in saved.slots.values() for slot in slots} | {*saved.trained}
@@ -169,31 +177,37 @@ def _of_list(file: File, saved: Optimizer, given: list[Any], match: str, partial
     )
 
 
-def _in_order(file: File, saved: Optimizer, variables: list[Any]) -> list[Pair]:
+def _in_order(file: File, saved: Optimizer, variables: list[Any]) -> tuple[list[Pair], list[str]]:
     """Match variables by their order: that of the optimizer, or else that of the file."""
     weights = [each for each in file.variables if each.is_weight]
     orders = [saved.trained, *((file.variables, weights) if file.order_is_known else ())]
-    made = next((list(zip(each, variables)) for each in orders if _shapes(each) == _shapes(variables)), [])
-    if not made and variables:
+    made = next((list(zip(each, variables)) for each in orders if _shapes(each) == _shapes(variables)), None)
+    if made is None:
         why = "have other shapes, or are in another order" if file.order_is_known else "have no order"
         raise FileError(
             f'{file.path}: match="order" is impossible, because the variables in the file {why}. The file has: '
             f"{_listed(file.variables)}. `variables` has: {_listed(variables)}. {_PASS_A_DICT}"
         )
-    return made
+    return made, [f"These were matched by order, as asked: {_shown(made)}."]
 
 
-def _named(file: File, name: str, variable: Any) -> Tensor:
+def _named(file: File, name: str, variable: Any, partial: bool) -> Tensor | None:
     named = [tensor for tensor in file.variables if name == tensor.path]
     named = named or [tensor for tensor in file.variables if name == tensor.name]
     if len(named) > 1:
         paths = ", ".join(tensor.path for tensor in named)
         raise FileError(f"{file.path}: the file has several variables {name!r}. Pass one of their paths: {paths}.")
+    if not named and partial:
+        return None
     if not named:
-        raise FileError(f"{file.path}: the file has no variable {name!r}, only: {_listed(file.variables)}.")
+        raise FileError(
+            f"{file.path}: the file has no variable {name!r}, only: {_listed(file.variables)}. To restore the others, pass "
+            "partial=True."
+        )
     if named[0].shape != tuple(variable.shape):
         raise FileError(
-            f"{file.path}: the variable {name!r} has shape {named[0].shape}, but yours has {tuple(variable.shape)}."
+            f"{file.path}: the variable {name!r} has shape {named[0].shape}, but yours has {tuple(variable.shape)}. "
+            "Pass a variable of this shape, or leave it out."
         )
     return named[0]
 
@@ -248,11 +262,6 @@ def _numbered(tensors: list[Tensor], made: list[Pair], ordered: Iterable[Any] = 
 def _without(tensors: Iterable[Tensor], made: list[Pair]) -> list[Tensor]:
     matched = {tensor.path for tensor, _ in made}
     return [tensor for tensor in tensors if tensor.path not in matched]
-
-
-def _missing(variables: list[Any], made: list[Pair]) -> list[Any]:
-    matched = {id(variable) for _, variable in made}
-    return [variable for variable in variables if id(variable) not in matched]
 
 
 def _shapes(variables: Iterable[Any]) -> list[tuple[int, ...]]:

@@ -242,8 +242,10 @@ class _Graph:
         return made
 
     def variables(self) -> tuple[list[Tensor], bool]:
-        """Return the variables outside the optimizers, and whether they are in Keras's order. The caller must have called
-        `optimizer` for every optimizer."""
+        """Return the variables outside the optimizers, and whether they are in Keras's order.
+
+        The caller must have called `optimizer` for every optimizer.
+        """
         listed = self.under(0)
         # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
         # of their variables among the other variables are unknown.

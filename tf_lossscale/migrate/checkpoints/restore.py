@@ -19,8 +19,8 @@ from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 from tf_lossscale.wrapper import registry
 
 if TYPE_CHECKING:
+    from tf_lossscale.types import Model, Variable
     from tf_lossscale.types import Optimizer as AnyOptimizer
-    from tf_lossscale.types import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Restored:
 def restore(
     source: str | os.PathLike[str] | AnyOptimizer,
     optimizer: AnyOptimizer,
-    variables: Trackable | Iterable[Variable] | Mapping[str, Trackable],
+    variables: Iterable[Variable] | Mapping[str, Any] | Model,
     *,
     name: str | None = None,
     match: Literal["name", "order"] = "name",
@@ -69,7 +69,7 @@ def restore(
     >>> _ = old.minimize(lambda: weight**2, [weight])
     >>> path = tf.train.Checkpoint(optimizer=old, weight=weight).write(tempfile.mkdtemp() + "/ckpt")
     >>> new = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(0.1))
-    >>> restored = migrate.restore(path, new, [weight])
+    >>> restored = migrate.restore(path, new, {"weight": weight})
     >>> restored.iterations, restored.loss_scale, restored.dynamic_counter
     (1, 64.0, 1)
 
@@ -79,11 +79,16 @@ def restore(
             as the `optimizer` of a model that its own library has loaded from a `.keras` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
-        variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
-            file by name, or by order and shape if the names differ. A dict maps names, as shown by `tf-lossscale
-            inspect`, to variables. If `source` is an optimizer, these are the variables that it trained.
+        variables: the objects to restore: a model, or a dict of models and variables under the names that they have in
+            the file, as in `tf.train.Checkpoint(**variables)`. They are matched by their paths in a checkpoint or
+            SavedModel, and in other files by names. Or a list of variables, which is matched by unique names. If
+            `source` is an optimizer, these are the variables that it trained.
         name: the optimizer's path in the file, as `tf-lossscale inspect` shows it; required if the file contains
             several optimizers.
+        match: pass "order" to match a list, and slots whose variables the file does not name, by their order: that of
+            the old optimizer's `build`, or else that of the file, as `tf-lossscale inspect` shows it. A note lists the
+            pairs.
+        partial: whether a model and the file may have variables that the other lacks. A note lists them.
 
     Returns:
         The restored values, and notes about values that were not restored and about steps that will differ numerically.
@@ -93,7 +98,7 @@ def restore(
         ValueError: the file is damaged, or does not match the optimizer or the variables. The message names the part
             that is damaged or does not match.
         TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer, or `variables` contains something
-            other than variables.
+            other than models and variables.
     """
     target = _target("optimizer", optimizer)
     given = _given(variables)
@@ -207,48 +212,41 @@ def _slots(
     """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
     variable_of = {tensor.path: variable for tensor, variable in pairs}
     trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
-    found = []
-    # The lists of names below keep their order, and have each name once.
-    lost, unknown, by_order = (dict[str, None]() for _ in range(3))
-    for slot, each in saved.slots.items():
-        if slot not in slot_names.ATTRIBUTES[kind]:
-            lost[f"the slots {slot}"] = None
+    found, unknown, by_order = [], [], []
+    for name, slots in saved.slots.items():
+        if name not in slot_names.ATTRIBUTES[kind]:
+            notes.lost.append(f"the slots {name}")
             continue
-        in_order = match == "order" and [t.shape for t, _ in each] == [t.shape for t in trained]
-        owners = [owner or (other if in_order else None) for (_, owner), other in zip(each, trained if in_order else each)]
-        taken: set[str] = set()
-        for (tensor, named), owner in zip(each, owners):
+        in_order = match == "order" and [slot.shape for slot, _ in slots] == [owner.shape for owner in trained]
+        ordered: list[Any] = [*trained] if in_order else [None] * len(slots)
+        owners = [slot.owner or other for slot, other in zip(slots, ordered)]
+        for (tensor, named), owner in zip(slots, owners):
             if owner is None:
-                unknown[tensor.name] = None
-                continue
-            if owner.path not in variable_of:
-                lost[f"the slots of {owner.path}"] = None
-                continue
-            variable = variable_of[owner.path]
-            if tensor.shape != tuple(variable.shape):
+                unknown.append(tensor.name)
+            elif owner.path not in variable_of:
+                notes.lost.append(f"the slots of {owner.path}")
+            elif owners.count(owner) > 1 or owner.shape != tensor.shape:
                 raise FileError(
-                    f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
-                    f"{matching.name_of(variable)} has {tuple(variable.shape)}."
+                    f"{file.path}: {tensor.path} {tensor.shape} cannot be the slot {name} of {owner.path} {owner.shape}, or "
+                    "not the only one. Use another copy of the file."
                 )
-            if owner.path in taken:
-                raise FileError(f"{file.path}: {owner.path} has several slots {slot}. Use another copy of the file.")
-            taken.add(owner.path)
-            value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
-            if saved.of_tf1 and kind == "SGD":
-                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
-                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
-                # negative learning rate.
-                value = np.float32(-rate) * value
-            found.append((slot, variable, value))
-            if named is None:
-                by_order[f"{tensor.name} -> {matching.name_of(variable)}"] = None
-    notes.lost += lost
+            else:
+                variable = variable_of[owner.path]
+                value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
+                if saved.of_tf1 and kind == "SGD":
+                    # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times
+                    # this sum from the variable. Keras's momentum slot is a sum of gradients that are already
+                    # multiplied by the negative learning rate.
+                    value = np.float32(-rate) * value
+                found.append((name, variable, value))
+                by_order += [] if named else [f"{tensor.name} -> {owner.path}"]
+    notes.lost = list(dict.fromkeys(notes.lost))
     if by_order:
         notes.texts.append(f"These slots were matched by order, as asked: {', '.join(by_order)}.")
     if unknown:
         notes.texts.append(
-            f"The file does not say which variables these slots belong to, so they are not restored: "
-            f"{', '.join(unknown)}. If `variables` is in the order of the old optimizer's build(), pass match=\"order\"."
+            "The file does not say which variables these slots belong to, so they are not restored: "
+            f"{', '.join(unknown)}. If `variables` is in the order of the old optimizer's build(), pass match='order'."
         )
     return found
 

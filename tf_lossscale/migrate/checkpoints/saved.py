@@ -105,6 +105,8 @@ class Optimizer:
     nadam_product: float | None = None
     #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
     powers: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: The optimizer's own name, which its slots' names contain.
+    scope: str = ""
     #: The paths of the remaining variables of the optimizer and of its wrapper. Their meaning is unknown.
     others: list[str] = dataclasses.field(default_factory=list)
 
@@ -147,21 +149,21 @@ class File:
     def __post_init__(self) -> None:
         for optimizer in self.optimizers:
             for name, slots in optimizer.slots.items():
-                named = [owner or self._named_in(tensor, optimizer.family) for tensor, owner in slots]
+                named = [owner or self._named_in(tensor, optimizer) for tensor, owner in slots]
                 # If two slots name one variable, there were two variables of this name.
                 optimizer.slots[name] = [
                     Slot(tensor, None if named.count(found) > 1 and owner is None else found)
                     for (tensor, owner), found in zip(slots, named)
                 ]
 
-    def _named_in(self, slot: Tensor, family: str) -> Tensor | None:
+    def _named_in(self, slot: Tensor, optimizer: Optimizer) -> Tensor | None:
         """Return the only variable whose full name is in a slot's full name, such as `Adam/m/dense/kernel`, or None."""
-        wanted = slot_names.variable_in(slot.name, family)
+        wanted = slot_names.variable_in(slot.name, optimizer.family, optimizer.scope)
         named = [
             each
             for each in self.variables
             if each.shape == slot.shape
-            and wanted == (each.name.replace("/", "_") if family == "keras3" else each.name)
+            and wanted == (each.name.replace("/", "_") if optimizer.family == "keras3" else each.name)
         ]
         return named[0] if len(named) == 1 else None
 

@@ -54,9 +54,9 @@ _WORDS = (
     "|norm|u|v|velocity|velocity_hat|vhat"
 )
 _SLOT = {
-    "keras3": rf"[^/]+/(.+?)_(?:{_WORDS})",
-    "tf_keras": rf"(?:(?!(?:{_WORDS})/)[^/]+/)?(?:{_WORDS})/(.+)",
-    "tf_keras_legacy": r"(?:training(?:_\d+)?/)?[^/]+/(.+)/[^/]+",
+    "keras3": rf"(?:.+/)?([^/]+?)_(?:{_WORDS})",
+    "tf_keras": rf"(?:(?!(?:{_WORDS})/)[^/]+/)*(?:{_WORDS})/(.+)",
+    "tf_keras_legacy": r"(?:(?:.*?/)?{scope}(?:_\d+)?/)?(.+)/[^/]+",
 }
 
 # Powers of Adam's betas that are smaller than this number are too inaccurate to compute the step count from them.
@@ -88,9 +88,12 @@ def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): each for name, each in slots.items()}
 
 
-def variable_in(slot: str, family: str) -> str | None:
-    """Return the part of a slot's full name that is the full name of its variable."""
-    found = re.fullmatch(_SLOT.get(family, "(?!)"), slot)
+def variable_in(slot: str, family: str, scope: str) -> str | None:
+    """Return the part of a slot's full name that is the full name of its variable.
+
+    A legacy optimizer usually creates its slots in a name scope with its own name, `scope`.
+    """
+    found = re.fullmatch(_SLOT.get(family, "(?!)").replace("{scope}", re.escape(scope)), slot)
     return found and found[1]
 
 
