@@ -106,8 +106,8 @@ def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], l
     if name is not None and name not in graph.places:
         names = ", ".join(repr(each) for each in graph.places if each and "/" not in each)
         raise FileError(
-            f"{file.path}: the file has no object {name!r}, only: {names}. Pass a dict with such a name, or with '' for "
-            "the whole file, or the model alone."
+            f"{file.path}: the file has no object {name!r}, only: {names}. Pass a dict with one of these names, or the "
+            "model alone."
         )
     places = [name] if name is not None else [each for each in graph.places if "/" not in each]
     found = {place: graph.match(graph.places[place], model) for place in places}
@@ -201,8 +201,8 @@ def _named(file: File, name: str, variable: Any, partial: bool) -> Tensor | None
         return None
     if not named:
         raise FileError(
-            f"{file.path}: the file has no variable {name!r}, only: {_listed(file.variables)}. To restore the others, pass "
-            "partial=True."
+            f"{file.path}: the file has no variable {name!r}, only: {_listed(file.variables)}. To restore the others, "
+            "pass partial=True."
         )
     if named[0].shape != tuple(variable.shape):
         raise FileError(

@@ -227,8 +227,8 @@ def _slots(
                 notes.lost.append(f"the slots of {owner.path}")
             elif owners.count(owner) > 1 or owner.shape != tensor.shape:
                 raise FileError(
-                    f"{file.path}: {tensor.path} {tensor.shape} cannot be the slot {name} of {owner.path} {owner.shape}, or "
-                    "not the only one. Use another copy of the file."
+                    f"{file.path}: {owner.path} {owner.shape} has {owners.count(owner)} slots {name}, one of which is "
+                    f"{tensor.path} {tensor.shape}. Use another copy of the file."
                 )
             else:
                 variable = variable_of[owner.path]
