@@ -30,21 +30,22 @@ def name_of(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
-def variables_in(given: Any) -> list[Any]:
-    """Return the variables of a variable, a model, or a list or dict of these, each of them once."""
+def variables_in(given: Any, trained: bool = False) -> list[Any]:
+    """Return the variables, or those to train, of a variable, a model, or a list or dict of these, each one once."""
     if hasattr(given, "assign"):
-        return [given]
+        return [given] if getattr(given, "trainable", True) or not trained else []
     if isinstance(given, (list, tuple, Mapping)):
         parts: Any = given.values() if isinstance(given, Mapping) else given
     else:
         # Keras's `variables` also contain the states of random number generators.
-        parts = getattr(given, "weights", getattr(given, "variables", None))
+        prefix = "trainable_" if trained else ""
+        parts = getattr(given, f"{prefix}weights", getattr(given, f"{prefix}variables", None))
         if not isinstance(parts, (list, tuple)):
             raise TypeError(
                 "`variables` must be a model, a list of variables, or a dict of models and variables, but it is or "
                 f"contains: {given!r}. Pass the model or its variables, such as model.variables, and not their values."
             )
-    return list({id(each): each for part in parts for each in variables_in(part)}.values())
+    return list({id(each): each for part in parts for each in variables_in(part, trained)}.values())
 
 
 def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: bool) -> tuple[list[Pair], list[str]]:
@@ -61,10 +62,10 @@ def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: b
     for name, model in models.items():
         tensors, found = _in_graph(file, name, model)
         tensors = _without(tensors, made)
-        found, of_found = _or_by_names(file, tensors, found, variables_in(model), partial)
+        found, of_found = _or_by_names(tensors, found, variables_in(model), partial)
         made, there, notes = made + found, there + tensors, notes + of_found
     variables = variables_in(given)
-    by_position = _by_position(saved, variables, made)
+    by_position = _by_position(saved, variables_in(given, trained=True), made)
     if by_position:
         made = made + by_position
         notes.append(f"These were matched by their positions in the optimizer: {_shown(by_position)}.")
@@ -85,7 +86,7 @@ def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: b
 
 
 def _or_by_names(
-    file: File, tensors: list[Tensor], found: list[Pair], variables: list[Any], partial: bool
+    tensors: list[Tensor], found: list[Pair], variables: list[Any], partial: bool
 ) -> tuple[list[Pair], list[str]]:
     """Return the pairs of the object graph, or pairs by names if the graph does not pair everything."""
     found = [(tensor, variable) for tensor, variable in found if tensor.shape == tuple(variable.shape)]
@@ -94,7 +95,7 @@ def _or_by_names(
     names, others = [each.name for each in tensors], [*map(name_of, variables)]
     ranked = _by_names(_ranked(names), tensors, _ranked(others), variables)
     if len(ranked) == len(tensors) == len(variables):
-        return ranked, _numbered(tensors, ranked, variables if file.order_is_known else [])
+        return ranked, _numbered(tensors, ranked)
     return (_by_names(names, tensors, others, variables) if partial and not found else found), []
 
 
@@ -136,12 +137,11 @@ def _has_name_of_another(pair: Pair, tensors: list[Tensor]) -> bool:
     return bool(others) and not _same(_unnumbered(tensor.name), name)
 
 
-def _by_position(saved: Optimizer, variables: list[Any], made: list[Pair]) -> list[Pair]:
+def _by_position(saved: Optimizer, trained: list[Any], made: list[Pair]) -> list[Pair]:
     """Pair variables by their positions in a Keras 3 optimizer, whose other variables are where the new ones are.
 
     Keras 3's object graphs do not contain the layers that a model has in a list or dict.
     """
-    trained = [each for each in variables if getattr(each, "trainable", True)]
     of = {id(variable): tensor for tensor, variable in made}
     paired = {tensor.path for tensor in of.values()}
     left = [pair for pair in zip(saved.trained, trained) if id(pair[1]) not in of]
@@ -244,18 +244,11 @@ def _ranked(names: Iterable[str]) -> list[str]:
     return ["/".join(f"{base}_{ranks[base].index(number)}" for base, number in each) for each in parts]
 
 
-def _numbered(tensors: list[Tensor], made: list[Pair], ordered: Iterable[Any] = ()) -> list[str]:
-    """Return a note about the pairs that only a number in an automatic name tells apart from others in the file.
-
-    If `ordered` has the user's variables in their order in the model, and this order says the same, there is no note.
-    """
-    groups: dict[Any, list[int]] = collections.defaultdict(list)
-    place = {id(variable): i for i, variable in enumerate(ordered)}
-    of = {tensor.path: variable for tensor, variable in made}
-    for tensor in tensors:
-        groups[tensor.shape, _unnumbered(tensor.name)].append(place.get(id(of.get(tensor.path)), -1))
-    unsure = {key for key, places in groups.items() if len(places) > 1 and (places != sorted(places) or places[0] < 0)}
-    told = [pair for pair in made if (pair[0].shape, _unnumbered(pair[0].name)) in unsure]
+def _numbered(tensors: list[Tensor], made: list[Pair]) -> list[str]:
+    """Return a note about the pairs that only a number in an automatic name tells apart from others in the file."""
+    keys = {tensor.path: (tensor.shape, _unnumbered(tensor.name)) for tensor in tensors}
+    counts = collections.Counter(keys.values())
+    told = [pair for pair in made if pair[0].path in keys and counts[keys[pair[0].path]] > 1]
     return [f"Only the numbers in their names tell these from others in the file: {_shown(told)}."] if told else []
 
 

@@ -123,9 +123,9 @@ def restore(
         for tensor, variable in pairs
         if tensor.read is not None
     ]
-    trained = [variable for variable in everything if getattr(variable, "trainable", True)]
+    trained = matching.variables_in(given, trained=True)
     rate_of_tf1 = target.rate_at(steps or 0) if saved.of_tf1 and kind == "SGD" else 0.0
-    slots = _slots(file, saved, kind, pairs, rate_of_tf1, match, notes)
+    slots = _slots(file, saved, kind, pairs, trained if match == "order" else [], rate_of_tf1, notes)
     family: Any = registry.family_of(target.inner)
     if not family._is_built:
         # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
@@ -207,19 +207,22 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
 
 
 def _slots(
-    file: File, saved: Optimizer, kind: str, pairs: list[Any], rate: float, match: str, notes: Notes
+    file: File, saved: Optimizer, kind: str, pairs: list[Any], in_order: list[Any], rate: float, notes: Notes
 ) -> list[tuple[str, Any, Any]]:
-    """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
+    """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable.
+
+    The slots whose variables the file does not tell belong to `in_order`, the user's variables in their order.
+    """
     variable_of = {tensor.path: variable for tensor, variable in pairs}
-    trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
+    tensor_of = {id(variable): tensor for tensor, variable in pairs}
+    ordered = [tensor_of.get(id(variable)) for variable in in_order]
     found, unknown, by_order = [], [], []
     for name, slots in saved.slots.items():
         if name not in slot_names.ATTRIBUTES[kind]:
             notes.lost.append(f"the slots {name}")
             continue
-        in_order = match == "order" and [slot.shape for slot, _ in slots] == [owner.shape for owner in trained]
-        ordered: list[Any] = [*trained] if in_order else [None] * len(slots)
-        owners = [slot.owner or other for slot, other in zip(slots, ordered)]
+        fits = [slot.tensor.shape for slot in slots] == [each.shape for each in ordered if each]
+        owners = [slot.owner or other for slot, other in zip(slots, ordered if fits else [None] * len(slots))]
         for (tensor, named), owner in zip(slots, owners):
             if owner is None:
                 unknown.append(tensor.name)
@@ -260,6 +263,9 @@ def _places(
     missing: dict[str, None] = {}
     for slot, variable, value in slots:
         key = target.key(variable)
+        if key is None and not getattr(variable, "trainable", True):
+            missing[f"the slots of {matching.name_of(variable)}, which is not trained"] = None
+            continue
         if key is None:
             raise FileError(
                 f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "
