@@ -48,8 +48,9 @@ def read(source: Target, variables: list[Any]) -> File:
     counts = {name: as_number(variable) for name, variable in source.scale_variables().items()}
     made.scale_state = scale.state() if hasattr(scale, "state") else counts or made.scale_state
     notes = []
-    if not is_built_for_variables and not listed:
-        notes.append("The saved optimizer was not built for `variables`, so the values of `variables` do not change.")
+    if not is_built_for_variables:
+        which = "variables that it did not train" if listed else "`variables`"
+        notes.append(f"The saved optimizer was not built for `variables`, so the values of {which} do not change.")
     is_known = is_built_for_variables or not owners
     name, writer = f"the given {type(optimizer).__name__}", LIBRARIES[source.library]
     file = File(name, "live optimizer", writer, made.trained, [made], notes=notes)

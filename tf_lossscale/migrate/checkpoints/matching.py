@@ -57,20 +57,21 @@ def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: b
     if file.graph is None and models:
         # These files do not contain the names that a checkpoint's keywords give to models.
         models = {None: [*models.values()]}
+    # An optimizer knows only the variables that it trained.
+    is_live = file.kind == "live optimizer"
     notes: list[str] = []
     there: list[Tensor] = []
     for name, model in models.items():
         tensors, found = _in_graph(file, name, model)
         tensors = _without(tensors, made)
-        found, of_found = _or_by_names(tensors, found, variables_in(model), partial)
+        found, of_found = _or_by_names(tensors, found, variables_in(model, is_live), partial)
         made, there, notes = made + found, there + tensors, notes + of_found
-    variables = variables_in(given)
+    variables = variables_in(given, is_live)
     by_position = _by_position(saved, variables_in(given, trained=True), made)
     if by_position:
         made = made + by_position
         notes.append(f"These were matched by their positions in the optimizer: {_shown(by_position)}.")
-    matched = {id(variable) for _, variable in made}
-    missing, left = [each for each in variables if id(each) not in matched], _without(there, made)
+    missing, left = _missing(variables, made), _without(there, made)
     if not missing and not left:
         return made, notes
     if match == "order":
@@ -88,15 +89,14 @@ def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: b
 def _or_by_names(
     tensors: list[Tensor], found: list[Pair], variables: list[Any], partial: bool
 ) -> tuple[list[Pair], list[str]]:
-    """Return the pairs of the object graph, or pairs by names if the graph does not pair everything."""
+    """Add pairs by names to the pairs of the object graph, if the names pair all other variables."""
     found = [(tensor, variable) for tensor, variable in found if tensor.shape == tuple(variable.shape)]
-    if len(found) == len(variables) and not _without(tensors, found):
-        return found, []
+    tensors, variables = _without(tensors, found), _missing(variables, found)
     names, others = [each.name for each in tensors], [*map(name_of, variables)]
     ranked = _by_names(_ranked(names), tensors, _ranked(others), variables)
     if len(ranked) == len(tensors) == len(variables):
-        return ranked, _numbered(tensors, ranked)
-    return (_by_names(names, tensors, others, variables) if partial and not found else found), []
+        return found + ranked, _numbered(tensors, ranked)
+    return found or (_by_names(names, tensors, others, variables) if partial else []), []
 
 
 def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], list[Pair]]:
@@ -255,6 +255,11 @@ def _numbered(tensors: list[Tensor], made: list[Pair]) -> list[str]:
 def _without(tensors: Iterable[Tensor], made: list[Pair]) -> list[Tensor]:
     matched = {tensor.path for tensor, _ in made}
     return [tensor for tensor in tensors if tensor.path not in matched]
+
+
+def _missing(variables: list[Any], made: list[Pair]) -> list[Any]:
+    matched = {id(variable) for _, variable in made}
+    return [variable for variable in variables if id(variable) not in matched]
 
 
 def _shapes(variables: Iterable[Any]) -> list[tuple[int, ...]]:
