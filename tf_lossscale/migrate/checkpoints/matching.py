@@ -67,14 +67,14 @@ def _of_objects(file: File, saved: Optimizer, given: Any, match: str, partial: b
         found, of_found = _or_by_names(tensors, found, variables_in(model, is_live), partial)
         made, there, notes = made + found, there + tensors, notes + of_found
     variables = variables_in(given, is_live)
-    by_position = _by_position(saved, variables_in(given, trained=True), made)
+    by_position = _by_position(saved, variables_in(given, trained=True), made, there)
     if by_position:
         made = made + by_position
         notes.append(f"These were matched by their positions in the optimizer: {_shown(by_position)}.")
     missing, left = _missing(variables, made), _without(there, made)
     if not missing and not left:
         return made, notes
-    if match == "order":
+    if match == "order" and not partial:
         return _in_order(file, saved, variables)
     differ = f"Not in the file: {_listed(missing)}. Not in the given objects: {_listed(left)}."
     if not partial or not made:
@@ -137,17 +137,19 @@ def _has_name_of_another(pair: Pair, tensors: list[Tensor]) -> bool:
     return bool(others) and not _same(_unnumbered(tensor.name), name)
 
 
-def _by_position(saved: Optimizer, trained: list[Any], made: list[Pair]) -> list[Pair]:
+def _by_position(saved: Optimizer, trained: list[Any], made: list[Pair], there: list[Tensor]) -> list[Pair]:
     """Pair variables by their positions in a Keras 3 optimizer, whose other variables are where the new ones are.
 
     Keras 3's object graphs do not contain the layers that a model has in a list or dict.
     """
     of = {id(variable): tensor for tensor, variable in made}
-    paired = {tensor.path for tensor in of.values()}
-    left = [pair for pair in zip(saved.trained, trained) if id(pair[1]) not in of]
-    fits = _shapes(saved.trained) == _shapes(trained)
-    fits = fits and all(of.get(id(each), tensor) == tensor for tensor, each in zip(saved.trained, trained))
-    return left if fits and not any(tensor.path in paired for tensor, _ in left) else []
+    in_graph = {tensor.path for tensor in (*there, *of.values())}
+    both = list(zip(saved.trained, trained))
+    fits = _shapes(saved.trained) == _shapes(trained) and all(
+        of.get(id(each), tensor) == tensor for tensor, each in both
+    )
+    found = [pair for pair in both if id(pair[1]) not in of]
+    return found if fits and not any(tensor.path in in_graph for tensor, _ in found) else []
 
 
 def _of_list(file: File, saved: Optimizer, given: list[Any], match: str, partial: bool) -> tuple[list[Pair], list[str]]:
