@@ -138,7 +138,10 @@ def restore(
     places = _places(file, target, kind, slots, notes)
     if steps is not None:
         places.append((target.iterations(), micro_steps))
-    if product is not None:
+    if product is not None and target.nadam_product() is None:
+        # An optimizer that trains nothing is not built.
+        notes.lost.append(f"Nadam's product of momenta ({product:g})")
+    elif product is not None:
         places.append((target.nadam_product(), product))
     scale = _scale(saved, target, notes)
     places += target.scale_places(scale)
