@@ -110,7 +110,9 @@ def _in_graph(file: File, name: str | None, model: Any) -> tuple[list[Tensor], l
             f"{file.path}: the file has no object {name!r}, only: {names}. Pass a dict with one of these names, or the "
             "model alone."
         )
-    places = [name] if name is not None else [each for each in graph.places if "/" not in each]
+    # An object may have several names; the root is also called "root".
+    of_root = {graph.places[each]: each for each in graph.places if "/" not in each}
+    places = [*of_root.values()] if name is None else [name]
     found = {place: graph.match(graph.places[place], model) for place in places}
     fitting = [place for place in places if found[place]] if name is None else places
     if len(fitting) > 1:
@@ -248,9 +250,15 @@ def _ranked(names: Iterable[str]) -> list[str]:
 
 def _numbered(tensors: list[Tensor], made: list[Pair]) -> list[str]:
     """Return a note about the pairs that only a number in an automatic name tells apart from others in the file."""
-    keys = {tensor.path: (tensor.shape, _unnumbered(tensor.name)) for tensor in tensors}
-    counts = collections.Counter(keys.values())
-    told = [pair for pair in made if pair[0].path in keys and counts[keys[pair[0].path]] > 1]
+    alike: dict[Any, list[Tensor]] = collections.defaultdict(list)
+    for tensor in tensors:
+        alike[tensor.shape].append(tensor)
+
+    def is_told(tensor: Tensor) -> bool:
+        others = (each for each in alike[tensor.shape] if each.path != tensor.path)
+        return any(_same(_unnumbered(each.name), _unnumbered(tensor.name)) for each in others)
+
+    told = [pair for pair in made if is_told(pair[0])]
     return [f"Only the numbers in their names tell these from others in the file: {_shown(told)}."] if told else []
 
 

@@ -176,6 +176,8 @@ def _given(variables: Any) -> Any:
     """Return variables as a list, and leave a model, and a dict of models and variables, as they are."""
     if isinstance(variables, Mapping):
         return dict(variables)
+    if hasattr(variables, "assign"):
+        return [variables]
     is_model = hasattr(variables, "weights") or hasattr(variables, "variables")
     is_several = isinstance(variables, (list, tuple)) or (not is_model and isinstance(variables, Iterable))
     # A variable that a list contains twice counts once.

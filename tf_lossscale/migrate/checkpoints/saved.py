@@ -45,8 +45,8 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    #: Reads the value. It is None for a variable of which only the name is known.
-    read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)
+    #: A function that reads the value, or None for a variable of which only the name is known.
+    read: Any = dataclasses.field(repr=False, compare=False)
 
     @property
     def is_weight(self) -> bool:
@@ -55,7 +55,6 @@ class Tensor:
 
     def value(self) -> np.ndarray:
         """Read the value from the file."""
-        assert self.read is not None
         return np.asarray(self.read())
 
     def number(self) -> Any:
