@@ -67,6 +67,24 @@ def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind,
     assert_goes_on_the_same(model, loaded)
 
 
+@pytest.mark.parametrize("trains_the_same", [True, False])
+def test_slots_of_an_h5_file_never_go_to_other_layers(trains_the_same, tmp_path, caplog):
+    keras = tf.keras
+    model = keras.Sequential([keras.Input((3,)), *(keras.layers.Dense(3) for _ in range(2))])
+    model.layers[1].trainable = False
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam(0.1)), keras.losses.MeanSquaredError())
+    model.train_on_batch(X[:, :3], X[:, 1:])
+    model.save(tmp_path / "model.h5")
+    loaded = keras.models.load_model(tmp_path / "model.h5")
+    if not trains_the_same:
+        loaded.layers[0].trainable, loaded.layers[1].trainable = False, True
+    loaded.optimizer.build(loaded.trainable_variables)
+    old, new = (each.optimizer.inner_optimizer._momentums[0].numpy() for each in (model, loaded))
+    assert ("of other names or shapes" in caplog.text) != trains_the_same
+    np.testing.assert_array_equal(new, old if trains_the_same else np.zeros_like(old))
+    assert int(loaded.optimizer.iterations) == trains_the_same
+
+
 @pytest.mark.parametrize(("family", "kind"), combinations(CASES, usual=["keras3-h5", "tf_keras-keras"]))
 def test_a_model_that_was_loaded_is_saved_and_loaded_again(family, kind, tmp_path):
     model = model_of(family, hysteresis=3)

@@ -50,6 +50,10 @@ class OtherVariable(Protocol):
 Variable: TypeAlias = "tf.Variable | OtherVariable"
 
 
+#: A model or layer of Keras, a `tf.Module`, or another object that `tf.train.Checkpoint` saves.
+Model: TypeAlias = Any
+
+
 class AppliesGradients(Protocol):
     """An optimizer with an `apply_gradients` method, such as a Keras or TensorFlow optimizer."""
 

@@ -42,6 +42,8 @@ class Keras3Family(family.Family):
         #: Values that were loaded before the optimizer was built, which `build` assigns to the optimizer's variables.
         #: The values of a loss scale may come after them.
         self._loaded_weights: list[Any] | None = None
+        #: The names of these values in the file, or None for each value that does not come from a file.
+        self._loaded_names: list[str | None] = []
         #: The wrapper's argument of this name.
         self.loss_scale_factor: Any = None
 
@@ -95,7 +97,9 @@ class Keras3Family(family.Family):
                 self.inner.build(variables)
                 loaded, self._loaded_weights = self._loaded_weights, None
                 own = self.inner.variables
-                if loaded is not None and files.same_shapes(loaded[: len(own)], own):
+                names = zip(self._loaded_names[before:], own[before:])
+                have_names = all(name in (None, files.name_of(variable)) for name, variable in names)
+                if loaded is not None and have_names and files.same_shapes(loaded[: len(own)], own):
                     assign_all(own[before:], loaded[before : len(own)])
                 elif loaded is not None:
                     files.warn_of_other_variables(self.inner, len(loaded), True)
@@ -303,6 +307,7 @@ class Keras3Wrapper(
         of_scale = self._of_scale_in(values)
         super().set_weights([*values[: len(self.weights)], *of_scale])
         self._family._loaded_weights = values
+        self._family._loaded_names = [files.name_of(weight) for weight in weights]
 
     def _of_scale_in(self, values: list[Any]) -> list[Any]:
         """Return the values of the loss scale in an .h5 file, which come last, or none if they are of another rule."""

@@ -140,6 +140,12 @@ def _part_of_keras_wrapper(wrapper: Any, name: str) -> Any:
     return parts[name]
 
 
+def name_of(value: Any) -> str | None:
+    """Return the last part of the name of a variable or of a value in an .h5 file, or None if it has no name."""
+    name = getattr(value, "name", None)
+    return name and name.rpartition("/")[2]
+
+
 def same_shapes(values: list[Any], variables: list[Any]) -> bool:
     """Return whether values have the shapes of variables, one by one."""
     return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
@@ -148,8 +154,8 @@ def same_shapes(values: list[Any], variables: list[Any]) -> bool:
 def warn_of_other_variables(inner: Any, saved: int, with_scale: bool) -> None:
     """Warn that a file has values for other variables than the inner optimizer's."""
     logging.warning(
-        "The saved optimizer has %d variables, but this %s has %d, because other variables were trained, or because "
-        "the saved loss scale had variables of its own. The saved variables are not loaded%s.",
+        "The saved optimizer has %d variables, and this %s has %d, of other names or shapes, because other variables "
+        "were trained, or because the saved loss scale had variables of its own. The saved variables are not loaded%s.",
         *(saved, type(inner).__name__, len(inner.variables)),
         ", but the loss scale is" if with_scale else "",
     )

@@ -26,6 +26,7 @@ def of_config(config: dict[str, Any], family: str) -> Optimizer:
     rate = numbers.pop("learning_rate", None)
     name = inner["class_name"].rpartition(">")[2]
     made = Optimizer("optimizer", family, name, learning_rate=rate, hyperparameters=numbers)
+    made.scope = str(inner["config"].get("name", ""))
     if inner is not config:
         made.wrapper = str(config["class_name"])
         arguments = _arguments_of_wrapper(config["config"])

@@ -35,9 +35,9 @@ def read(path: str) -> File:
         config = json.loads(_text(file.attrs.get("training_config", "{}"))).get("optimizer_config")
         optimizers = [] if not isinstance(config, dict) else [configs.of_config(config, _family(config, version))]
     with explaining_damage(path, "the weights"):
-        variables = [
-            tensor for layer in weights.attrs["layer_names"] for tensor in _tensors(path, weights[_text(layer)])
-        ]
+        # The variables of a model itself, as opposed to its layers', have a group of their own.
+        groups = ["top_level_model_weights", *map(_text, weights.attrs["layer_names"])]
+        variables = [tensor for each in groups if each in weights for tensor in _tensors(path, weights[each])]
     with explaining_damage(path, "optimizer_weights"):
         if optimizers and "optimizer_weights" in file:
             stored = _tensors(path, file["optimizer_weights"])

@@ -10,6 +10,7 @@ from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import (
     LIBRARIES,
     File,
+    FileError,
     Optimizer,
     Slot,
     Tensor,
@@ -38,11 +39,10 @@ _NEITHER_MODEL_NOR_OPTIMIZER = re.compile(r"(^|/)(save_counter$|keras_api/)")
 def read(path: str, reader: Any, tensor: Any) -> File:
     """Read a checkpoint that has an object graph."""
     with explaining_damage(path, "its object graph"):
-        graph = _Graph(parse(reader.get_tensor(KEY)), tensor)
+        graph = _Graph(path, parse(reader.get_tensor(KEY)), tensor)
         optimizers = [graph.optimizer(node) for node in graph.optimizers()]
-        tensors, order_is_known = graph.variables()
-        variables = [each for each in tensors if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
-    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, order_is_known)
+        variables, order_is_known = graph.variables()
+    return File(path, "tf.train.Checkpoint", _writer(optimizers), variables, optimizers, order_is_known, graph)
 
 
 def parse(serialized: bytes) -> Any:
@@ -59,11 +59,16 @@ def _writer(optimizers: list[Optimizer]) -> str:
 
 
 class _Graph:
-    def __init__(self, graph: Any, tensor: Any):
+    def __init__(self, path: str, graph: Any, tensor: Any):
+        self._path = path
         self._nodes = graph.nodes
         self._tensor = tensor
         self._children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
         self._paths = self._shortest_paths()
+        #: Maps the path of each object to its node. An object has one path for each of its names.
+        self.places = {"": 0}
+        for node, path in self._paths.items():
+            self.places |= {f"{path}/{name}".lstrip("/"): child for name, child in self._children[node].items()}
         self._of_optimizers: set[int] = set()
         lists = [children["_trainable_variables"] for children in self._children if "_trainable_variables" in children]
         self._trained = {slot.original_variable_node_id for node in self._nodes for slot in node.slot_variables}
@@ -210,6 +215,7 @@ class _Graph:
         """Read a Keras 3 or tf_keras optimizer, which stores a list of variables for each slot."""
         children = self._children[node]
         order = self._children[children["_trainable_variables"]] if family == "keras3" else {}
+        trained = [self.tensor(order[i]) for i in sorted(order, key=int)]
         lists: dict[str, list[Slot]] = {}
         for attribute, child in children.items():
             entries = self._children[child]
@@ -231,48 +237,74 @@ class _Graph:
             name = "SGD"
         iterations, rate = self._number(node, "_iterations"), self._number(node, "_learning_rate")
         slots = slot_names.canonical(name, lists)
-        return Optimizer("", family, name, None, iterations, rate, slots=slots, nadam_product=product)
+        made = Optimizer("", family, name, None, iterations, rate, slots=slots, nadam_product=product)
+        made.trained = [tensor for tensor in trained if tensor is not None]
+        return made
 
     def variables(self) -> tuple[list[Tensor], bool]:
-        """Return the variables outside the optimizers, and whether their order is known to be Keras's order. The caller
-        must have called `optimizer` for every optimizer."""
-        lists = [self._children[node].get("_trainable_variables") for node in sorted(self._of_optimizers)]
-        orders = [self._items(node) for node in lists if node is not None]
-        listed = {node for order in orders for node in order}
-        own = self._of_optimizers - self._trained
-        reached = self._in_keras_order(own, listed)
+        """Return the variables outside the optimizers, and whether they are in Keras's order.
+
+        The caller must have called `optimizer` for every optimizer.
+        """
+        listed = self.under(0)
         # The object graph does not contain the layers that a Keras 3 model has in a Python list or dict, so the places
         # of their variables among the other variables are unknown.
-        unplaced = [node for node in range(len(self._nodes)) if node not in reached and node not in own]
-        nodes = [*reached, *unplaced]
-        for order in orders:
-            # A Keras 3 optimizer lists its variables in Keras's order.
-            following = iter(order)
-            nodes = [next(following) if node in order else node for node in nodes]
-        tensors = {node: tensor for node in nodes if (tensor := self.tensor(node)) is not None}
-        others = [tensor for node, tensor in tensors.items() if node not in listed]
-        others = [
-            other for other in others if not (other.is_counter or _NEITHER_MODEL_NOR_OPTIMIZER.search(other.path))
-        ]
-        return list(tensors.values()), not others or not any(node in tensors for node in unplaced)
+        known = {tensor.path for tensor in listed}
+        tensors = map(self.tensor, sorted({*range(len(self._nodes))} - self._own()))
+        unplaced = [tensor for tensor in tensors if tensor is not None and tensor.path not in known]
+        found = [each for each in (*listed, *unplaced) if not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
+        return found, not unplaced
 
-    def _items(self, node: int) -> dict[int, None]:
-        """Return the nodes in a list, in the order of the list."""
-        items = self._children[node]
-        return dict.fromkeys(items[i] for i in sorted(items, key=int))
+    def _own(self) -> set[int]:
+        """Return the optimizers' own nodes."""
+        return self._of_optimizers - self._trained
 
-    def _in_keras_order(self, own: set[int], listed: set[int]) -> dict[int, None]:
-        """Return the nodes that can be reached from the root without passing through `own`, the optimizers' own nodes.
+    def under(self, start: int) -> list[Tensor]:
+        """Return the variables that can be reached from a node without passing through the optimizers' own nodes.
 
-        As in Keras, a layer's own variables precede the variables of its sublayers. Among a layer's own variables,
-        those in `listed`, which a Keras 3 optimizer trains, come first.
+        As in Keras, a layer's own variables precede the variables of its sublayers, and the trained ones come first.
         """
 
         def parts(node: int) -> list[int]:
             children = self._children[node].values()
-            return sorted(children, key=lambda part: (self._attribute(part) is None, part not in listed))
+            return sorted(children, key=lambda part: (self._attribute(part) is None, part not in self._trained))
 
-        return _reached(0, parts, own)
+        found = map(self.tensor, _reached(start, parts, self._own()))
+        return [each for each in found if each is not None and not _NEITHER_MODEL_NOR_OPTIMIZER.search(each.path)]
+
+    def match(self, start: int, given: Any) -> list[tuple[Tensor, Any]]:
+        """Pair the variables under a node with the variables of an object that have the same paths.
+
+        This is the rule of `tf.train.Checkpoint.restore`. Some variables of Keras 3's layers have a name with a leading
+        underscore, which tf_keras's do not have.
+        """
+        import tensorflow as tf
+
+        # A Checkpoint turns a list or dict into an object with children.
+        holder: Any = tf.train.Checkpoint(given=given)
+        view = tf.train.TrackableView(holder)
+        found, nodes = {start: holder.given}, {id(holder.given): start}
+        for node in (waiting := [start]):
+            others = view.children(found[node])
+            for name, child in self._children[node].items():
+                names = (name, name.lstrip("_"), f"_{name}")
+                other = next((others[each] for each in names if each in others), None)
+                if other is None or child in self._own():
+                    continue
+                if child not in found:
+                    waiting.append(child)
+                if found.setdefault(child, other) is not other or nodes.setdefault(id(other), child) != child:
+                    self._require_none_under(child, name)
+        pairs = [(self.tensor(node), each) for node, each in found.items() if hasattr(each, "assign")]
+        return [(tensor, each) for tensor, each in pairs if tensor is not None]
+
+    def _require_none_under(self, node: int, name: str) -> None:
+        if shared := self.under(node):
+            raise FileError(
+                f"{self._path}: the objects are not connected as in the file: {name} leads to {shared[0].path}, which "
+                "another name in the file or in yours also leads to, but not in both. Pass a dict {path in the file: "
+                "model or variable} of the parts."
+            )
 
 
 def _reached(start: int, parts: Callable[[int], list[int]], without: Collection[int] = ()) -> dict[int, None]:

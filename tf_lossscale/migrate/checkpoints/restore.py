@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from tf_lossscale.migrate.checkpoints.targets import Target, target_of
 from tf_lossscale.wrapper import registry
 
 if TYPE_CHECKING:
+    from tf_lossscale.types import Model, Variable
     from tf_lossscale.types import Optimizer as AnyOptimizer
-    from tf_lossscale.types import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +48,11 @@ class Restored:
 def restore(
     source: str | os.PathLike[str] | AnyOptimizer,
     optimizer: AnyOptimizer,
-    variables: Iterable[Variable] | Mapping[str, Variable],
+    variables: Iterable[Variable] | Mapping[str, Any] | Model,
     *,
     name: str | None = None,
+    match: Literal["name", "order"] = "name",
+    partial: bool = False,
 ) -> Restored:
     """Restore variables, and the state of their optimizer, from a checkpoint written by another library or version.
 
@@ -67,7 +69,7 @@ def restore(
     >>> _ = old.minimize(lambda: weight**2, [weight])
     >>> path = tf.train.Checkpoint(optimizer=old, weight=weight).write(tempfile.mkdtemp() + "/ckpt")
     >>> new = tf_lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(0.1))
-    >>> restored = migrate.restore(path, new, [weight])
+    >>> restored = migrate.restore(path, new, {"weight": weight})
     >>> restored.iterations, restored.loss_scale, restored.dynamic_counter
     (1, 64.0, 1)
 
@@ -77,11 +79,16 @@ def restore(
             as the `optimizer` of a model that its own library has loaded from a `.keras` file.
         optimizer: an optimizer from Keras 3, tf_keras or tf_keras.optimizers.legacy, with or without a
             LossScaleOptimizer around it. If it has no slots yet, they are created for the trainable `variables`.
-        variables: the variables to restore, as a list or a dict. A list such as `model.variables` is matched with the
-            file by name, or by order and shape if the names differ. A dict maps names, as shown by `tf-lossscale
-            inspect`, to variables. If `source` is an optimizer, these are the variables that it trained.
+        variables: the objects to restore: a model, or a dict of models and variables under the names that they have in
+            the file, as in `tf.train.Checkpoint(**variables)`. They are matched by their paths in a checkpoint or
+            SavedModel, and in other files by names. Or a list of variables, which is matched by unique names. If
+            `source` is an optimizer, these are the variables that it trained.
         name: the optimizer's path in the file, as `tf-lossscale inspect` shows it; required if the file contains
             several optimizers.
+        match: pass "order" to match a list, and slots whose variables the file does not name, by their order: that of
+            the old optimizer's `build`, or else that of the file, as `tf-lossscale inspect` shows it. A note lists the
+            pairs.
+        partial: whether a model and the file may have variables that the other lacks. A note lists them.
 
     Returns:
         The restored values, and notes about values that were not restored and about steps that will differ numerically.
@@ -91,16 +98,16 @@ def restore(
         ValueError: the file is damaged, or does not match the optimizer or the variables. The message names the part
             that is damaged or does not match.
         TypeError: `source` or `optimizer` is not a Keras 3 or tf_keras optimizer, or `variables` contains something
-            other than variables.
+            other than models and variables.
     """
     target = _target("optimizer", optimizer)
-    variables = dict(variables) if isinstance(variables, Mapping) else list(variables)
-    named = _by_name(variables)
-    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), named)
+    given = _given(variables)
+    everything = matching.variables_in(given)
+    file = read(source) if isinstance(source, (str, os.PathLike)) else live.read(_target("source", source), everything)
     saved = _chosen(file, name)
     kind = _class_of(file, saved, target.inner)
     saved = dataclasses.replace(saved, slots=slot_names.canonical(kind, saved.slots))
-    pairs, of_pairs = matching.pairs(file, variables)
+    pairs, of_pairs = matching.pairs(file, saved, given, match, partial)
     notes = Notes([*file.notes, *of_pairs])
     notes.compare(saved, kind, target)
     steps = _steps(file, saved, target, notes)
@@ -112,22 +119,29 @@ def restore(
         steps = int(micro_steps // target.micro_steps)
         product = _nadam_product(file, saved, steps, target, notes) if kind == "Nadam" else None
     weights = [
-        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes)) for tensor, variable in pairs
+        (variable, values.fitting(file, tensor.path, tensor.value(), variable, notes))
+        for tensor, variable in pairs
+        if tensor.read is not None
     ]
-    trained = [(variable, value) for variable, value in weights if getattr(variable, "trainable", True)]
-    slots = _slots(file, saved, kind, pairs, target, steps, notes)
+    trained = matching.variables_in(given, trained=True)
+    rate_of_tf1 = target.rate_at(steps or 0) if saved.of_tf1 and kind == "SGD" else 0.0
+    slots = _slots(file, saved, kind, pairs, trained if match == "order" else [], rate_of_tf1, notes)
     family: Any = registry.family_of(target.inner)
     if not family._is_built:
         # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
         build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
-        build([variable for variable, _ in trained])
+        build(trained)
     if getattr(target.inner, "use_ema", False):
         # An average that was not saved starts at its variable's value.
-        slots = [*(("average", variable, value) for variable, value in trained), *slots]
+        new = {id(variable): value for variable, value in weights}
+        slots = [*(("average", each, new.get(id(each), np.asarray(each))) for each in trained), *slots]
     places = _places(file, target, kind, slots, notes)
     if steps is not None:
         places.append((target.iterations(), micro_steps))
-    if product is not None:
+    if product is not None and target.nadam_product() is None:
+        # An optimizer that trains nothing is not built.
+        notes.lost.append(f"Nadam's product of momenta ({product:g})")
+    elif product is not None:
         places.append((target.nadam_product(), product))
     scale = _scale(saved, target, notes)
     places += target.scale_places(scale)
@@ -158,16 +172,16 @@ def _target(argument: str, optimizer: Any) -> Target:
     return target
 
 
-def _by_name(variables: dict[str, Any] | list[Any]) -> dict[str, Any]:
-    for variable in variables.values() if isinstance(variables, dict) else variables:
-        if not hasattr(variable, "assign"):
-            raise TypeError(
-                f"`variables` must contain variables only, but got: {variable!r}. Pass the variables themselves, such "
-                "as model.variables, and not their values."
-            )
-    if isinstance(variables, dict):
-        return variables
-    return {f"{i}/{matching.name_of(variable)}": variable for i, variable in enumerate(variables)}
+def _given(variables: Any) -> Any:
+    """Return variables as a list, and leave a model, and a dict of models and variables, as they are."""
+    if isinstance(variables, Mapping):
+        return dict(variables)
+    if hasattr(variables, "assign"):
+        return [variables]
+    is_model = hasattr(variables, "weights") or hasattr(variables, "variables")
+    is_several = isinstance(variables, (list, tuple)) or (not is_model and isinstance(variables, Iterable))
+    # A variable that a list contains twice counts once.
+    return matching.variables_in(list(variables)) if is_several else variables
 
 
 def _chosen(file: File, name: str | None) -> Optimizer:
@@ -198,48 +212,49 @@ def _class_of(file: File, saved: Optimizer, inner: Any) -> str:
 
 
 def _slots(
-    file: File, saved: Optimizer, kind: str, pairs: list[Any], target: Target, steps: int | None, notes: Notes
+    file: File, saved: Optimizer, kind: str, pairs: list[Any], in_order: list[Any], rate: float, notes: Notes
 ) -> list[tuple[str, Any, Any]]:
-    """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable."""
+    """Return (slot name, user's variable, value) for each slot in the file that belongs to a restored variable.
+
+    The slots whose variables the file does not tell belong to `in_order`, the user's variables in their order.
+    """
     variable_of = {tensor.path: variable for tensor, variable in pairs}
-    trained = [tensor for tensor, variable in pairs if getattr(variable, "trainable", True)]
-    found = []
-    lost: dict[str, None] = {}
-    by_order: dict[str, None] = {}
-    for slot, each in saved.slots.items():
-        if slot not in slot_names.ATTRIBUTES[kind]:
-            lost[f"the slots {slot}"] = None
+    tensor_of = {id(variable): tensor for tensor, variable in pairs}
+    ordered = [tensor_of.get(id(variable)) for variable in in_order]
+    found, unknown, by_order = [], [], []
+    for name, slots in saved.slots.items():
+        if name not in slot_names.ATTRIBUTES[kind]:
+            notes.lost.append(f"the slots {name}")
             continue
-        for (tensor, named), other in zip(each, trained if len(trained) == len(each) else [None] * len(each)):
-            owner = named or other
-            if owner is None or (named is None and owner.shape != tensor.shape):
+        fits = [slot.tensor.shape for slot in slots] == [each.shape for each in ordered if each]
+        owners = [slot.owner or other for slot, other in zip(slots, ordered if fits else [None] * len(slots))]
+        for (tensor, named), owner in zip(slots, owners):
+            if owner is None:
+                unknown.append(tensor.name)
+            elif owner.path not in variable_of:
+                notes.lost.append(f"the slots of {owner.path}")
+            elif owners.count(owner) > 1 or owner.shape != tensor.shape:
                 raise FileError(
-                    f"{file.path}: cannot tell which variable the slot {tensor.path} {tensor.shape} belongs to. Pass "
-                    "all variables that the optimizer trained, in the order in which they were passed to its build()."
+                    f"{file.path}: {owner.path} {owner.shape} has {owners.count(owner)} slots {name}, one of which is "
+                    f"{tensor.path} {tensor.shape}. Use another copy of the file."
                 )
-            if owner.path not in variable_of:
-                lost[f"the slots of {owner.path}"] = None
-                continue
-            variable = variable_of[owner.path]
-            if tensor.shape != tuple(variable.shape):
-                raise FileError(
-                    f"{file.path}: the slot {tensor.path} has shape {tensor.shape}, but "
-                    f"{matching.name_of(variable)} has {tuple(variable.shape)}."
-                )
-            value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
-            if saved.of_tf1 and kind == "SGD":
-                # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times this
-                # sum from the variable. Keras's momentum slot is a sum of gradients that are already multiplied by the
-                # negative learning rate.
-                value = np.float32(-target.rate_at(steps or 0)) * value
-            found.append((slot, variable, value))
-            if named is None and [other.shape for other in trained].count(tensor.shape) > 1:
-                by_order[matching.name_of(variable)] = None
-    notes.lost += lost
+            else:
+                variable = variable_of[owner.path]
+                value = values.fitting(file, tensor.path, tensor.value(), variable, notes)
+                if saved.of_tf1 and kind == "SGD":
+                    # TensorFlow 1's momentum slot is a sum of gradients; each step subtracts the learning rate times
+                    # this sum from the variable. Keras's momentum slot is a sum of gradients that are already
+                    # multiplied by the negative learning rate.
+                    value = np.float32(-rate) * value
+                found.append((name, variable, value))
+                by_order += [] if named else [f"{tensor.name} -> {owner.path}"]
+    notes.lost = list(dict.fromkeys(notes.lost))
     if by_order:
+        notes.texts.append(f"These slots were matched by order, as asked: {', '.join(by_order)}.")
+    if unknown:
         notes.texts.append(
-            "The file does not say which variables the slots belong to. They were matched with `variables` in the "
-            f"order of the optimizer's build(): {', '.join(by_order)}."
+            "The file does not say which variables these slots belong to, so they are not restored: "
+            f"{', '.join(unknown)}. If `variables` is in the order of the old optimizer's build(), pass match='order'."
         )
     return found
 
@@ -253,6 +268,9 @@ def _places(
     missing: dict[str, None] = {}
     for slot, variable, value in slots:
         key = target.key(variable)
+        if key is None and not getattr(variable, "trainable", True):
+            missing[f"the slots of {matching.name_of(variable)}, which is not trained"] = None
+            continue
         if key is None:
             raise FileError(
                 f"{file.path}: the given {type(target.inner).__name__} was not built for all of `variables`. Restore "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.writing import printable
 
 # Maps each value of `Optimizer.family` to the libraries that write such an optimizer, as messages show them.
@@ -44,12 +45,13 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Any] = dataclasses.field(repr=False, compare=False)
+    #: A function that reads the value, or None for a variable of which only the name is known.
+    read: Any = dataclasses.field(repr=False, compare=False)
 
     @property
-    def is_counter(self) -> bool:
-        """Whether this is an integer scalar, such as a step count."""
-        return self.dtype.startswith("int") and not self.shape
+    def is_weight(self) -> bool:
+        """Whether this is neither a step count nor the state of a random number generator of Keras 3."""
+        return not self.dtype.startswith("uint") and (not self.dtype.startswith("int") or bool(self.shape))
 
     def value(self) -> np.ndarray:
         """Read the value from the file."""
@@ -67,7 +69,7 @@ class Slot(NamedTuple):
     """A tensor that an optimizer keeps for one trained variable, for example its momentum."""
 
     tensor: Tensor
-    #: The trained variable. If a reader leaves it as None, `File` looks for the variable by the tensor's name.
+    #: The trained variable. If a reader leaves it as None, `File` looks for the variable by the tensor's full name.
     owner: Tensor | None
 
 
@@ -96,10 +98,14 @@ class Optimizer:
     #: Maps each slot name, for example "momentum", to the slots of all trained variables. These are the slot names that
     #: TensorFlow 2 uses, or the names in the file if the optimizer's class is unknown.
     slots: dict[str, list[Slot]] = dataclasses.field(default_factory=dict)
+    #: The trained variables in the order of the optimizer's `build`, as far as a Keras 3 or live optimizer tells it.
+    trained: list[Tensor] = dataclasses.field(default_factory=list)
     #: Nadam's product of the momentum coefficients of all steps, with the schedule of the optimizer's library.
     nadam_product: float | None = None
     #: The powers of the betas that TensorFlow 1's Adam saves: `beta1_power` and `beta2_power`.
     powers: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: The optimizer's own name, which its slots' names contain.
+    scope: str = ""
     #: The paths of the remaining variables of the optimizer and of its wrapper. Their meaning is unknown.
     others: list[str] = dataclasses.field(default_factory=list)
 
@@ -130,31 +136,34 @@ class File:
     writer: str
     variables: list[Tensor]
     optimizers: list[Optimizer]
-    #: Whether `variables` is in the order in which Keras lists a model's variables. If it is False, variables of one
-    #: shape may be in another order.
+    #: Whether `variables` is in the order in which Keras lists a model's variables.
     order_is_known: bool = True
+    #: The object graph of a checkpoint, which tells the paths of its objects.
+    graph: Any = None
+    #: The user's variable for each variable, if the source is an optimizer that was built for the user's variables.
+    known: list[tuple[Tensor, Any]] | None = None
     #: What a user of `restore` has to know about the source.
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         for optimizer in self.optimizers:
             for name, slots in optimizer.slots.items():
-                optimizer.slots[name] = [Slot(each, owner or self._named_in(each)) for each, owner in slots]
+                named = [owner or self._named_in(tensor, optimizer) for tensor, owner in slots]
+                # If two slots name one variable, there were two variables of this name.
+                optimizer.slots[name] = [
+                    Slot(tensor, None if named.count(found) > 1 and owner is None else found)
+                    for (tensor, owner), found in zip(slots, named)
+                ]
 
-    def _named_in(self, slot: Tensor) -> Tensor | None:
-        """Return the only variable whose name is part of a slot's name, such as `Adam/m/dense/kernel`, or None."""
-
-        def parts(name: str) -> str:
-            # Keras 3 joins the parts of a variable's name with underscores.
-            return f"_{name.replace('/', '_')}_"
-
+    def _named_in(self, slot: Tensor, optimizer: Optimizer) -> Tensor | None:
+        """Return the only variable whose full name is in a slot's full name, such as `Adam/m/dense/kernel`, or None."""
+        wanted = slot_names.variable_in(slot.name, optimizer.family, optimizer.scope)
         named = [
-            variable
-            for variable in self.variables
-            if variable.shape == slot.shape and parts(variable.name) in parts(slot.name)
+            each
+            for each in self.variables
+            if each.shape == slot.shape
+            and wanted == (each.name.replace("/", "_") if optimizer.family == "keras3" else each.name)
         ]
-        longest = max((len(each.name) for each in named), default=0)
-        named = [each for each in named if len(each.name) == longest]
         return named[0] if len(named) == 1 else None
 
 

@@ -23,7 +23,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
         of = None if name in state else _slot_of(name, tensors)
         if of is not None:
             variable, optimizer, number = of
-            found.setdefault(optimizer, {}).setdefault(number, []).append(Slot(each, tensors[variable]))
+            found.setdefault(optimizer, {}).setdefault(number, []).append(Slot(each, tensors.get(variable)))
     optimizers = [_optimizer(*item) for item in found.items()]
     scaled = any(last_part(name) in SCALE_NAMES["loss_scale"] for name in state)
     # An optimizer without slots leaves nothing in the file except its loss scale.
@@ -34,7 +34,7 @@ def read(path: str, names: list[str], tensor: Any) -> File:
     slots = {slot.tensor.name for each in optimizers for several in each.slots.values() for slot in several}
     variables = [each for name, each in tensors.items() if name not in slots and name not in state]
     writer = LIBRARIES["tf1"] if optimizers else "TensorFlow"
-    return File(path, "tf.compat.v1.train.Saver", writer, variables, optimizers)
+    return File(path, "tf.compat.v1.train.Saver", writer, variables, optimizers, order_is_known=False)
 
 
 def last_part(name: str) -> str:
@@ -44,13 +44,13 @@ def last_part(name: str) -> str:
 
 def _slot_of(name: str, tensors: dict[str, Tensor]) -> tuple[str, str, int] | None:
     """Split a slot's name, such as `w0/Adam_1`, into the variable's name, the optimizer's name and a number."""
-    front, _, last = name.rpartition("/")
+    variable, _, last = name.rpartition("/")
     match = re.fullmatch(r"(.+?)(?:_(\d+))?", last)
-    while front and match:
-        if front in tensors and tensors[front].shape == tensors[name].shape:
-            return front, match[1], int(match[2] or 0)
-        front = front.partition("/")[2]
-    return None
+    if not variable or not match:
+        return None
+    is_slot = variable in tensors and tensors[variable].shape == tensors[name].shape
+    # The file may lack the variable. A variable whose name only ends with the same parts is another one.
+    return (variable, match[1], int(match[2] or 0)) if is_slot or match[1] in slot_names.SAVER_SUFFIXES else None
 
 
 def _optimizer(name: str, found: dict[int, list[Slot]]) -> Optimizer:

@@ -47,6 +47,18 @@ SAVER_SUFFIXES: dict[str, tuple[tuple[str, ...], ...]] = {
 # Maps classes in `tf.compat.v1.train`, without the suffix "Optimizer", to the current classes that replaced them.
 _TODAY = {"GradientDescent": "SGD", "Momentum": "SGD", "RMSProp": "RMSprop"}
 
+# The parts of slots' full names that tell the slot in Keras 3 and tf_keras. Each regular expression matches a slot's
+# full name, and its group is the full name of the slot's variable. Keras 3 replaces "/" in it with "_".
+_WORDS = (
+    "accumulated_delta_var|accumulated_grad|accumulator|average|average_gradient|gradient_accumulator|linear|m|momentum"
+    "|norm|u|v|velocity|velocity_hat|vhat"
+)
+_SLOT = {
+    "keras3": rf"(?:.+/)?([^/]+?)_(?:{_WORDS})",
+    "tf_keras": rf"(?:(?!(?:{_WORDS})/)[^/]+/)*(?:{_WORDS})/(.+)",
+    "tf_keras_legacy": r"(?:(?:.*?/)?{scope}(?:_\d+)?/)?(.+)/[^/]+",
+}
+
 # Powers of Adam's betas that are smaller than this number are too inaccurate to compute the step count from them.
 _SMALLEST_POWER = 1e-35
 
@@ -74,6 +86,15 @@ def of_tf1(slots: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the slots of a `tf.compat.v1.train` optimizer to TensorFlow 2's names."""
     names = {"accum": "accumulator" if "linear" in slots else "accum_grad", "accum_update": "accum_var"}
     return {names.get(name, name): each for name, each in slots.items()}
+
+
+def variable_in(slot: str, family: str, scope: str) -> str | None:
+    """Return the part of a slot's full name that is the full name of its variable.
+
+    A legacy optimizer usually creates its slots in a name scope with its own name, `scope`.
+    """
+    found = re.fullmatch(_SLOT.get(family, "(?!)").replace("{scope}", re.escape(scope)), slot)
+    return found and found[1]
 
 
 def today(name: str) -> str:
