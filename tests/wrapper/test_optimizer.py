@@ -241,10 +241,11 @@ def test_replicas_that_sum_no_gradients_skip_a_step_together(make):
 
 
 @families
-def test_a_float16_variable_is_named(family, warnings):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_half_precision_variable_is_named(family, dtype, warnings):
     optimizer = LossScaleOptimizer(family.sgd())
-    weight = tf.Variable(tf.ones([2], tf.float16), name="embedding")
+    weight = tf.Variable(tf.ones([2], dtype), name="embedding")
     for _ in range(2):
         optimizer.minimize(lambda: tf.reduce_sum(tf.cast(weight, tf.float32)), [weight])
     assert len(warnings) == 1  # eager mode creates the optimizer's variables once
-    assert "embedding is float16" in warnings[0] and "mixed_float16" in warnings[0]
+    assert f"embedding is {dtype}" in warnings[0] and f"mixed_{dtype}" in warnings[0]

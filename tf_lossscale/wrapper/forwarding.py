@@ -135,8 +135,11 @@ class Forwarding:
         if isinstance(own, tf.Variable) and is_number and tf.compat.v1.executing_eagerly_outside_functions():
             own.assign(value)
             return
-        self._warn_if_traced(name)
+        # A traced function reads a variable in each call, and keeps the value of any other attribute.
+        is_kept = not hasattr(getattr(self._optimizer, name, None), "assign")
         setattr(self._optimizer, name, value)
+        if is_kept:
+            self._warn_if_traced(name)
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
@@ -159,7 +162,7 @@ class Forwarding:
             )
 
     def _warn_if_traced(self, name: str) -> None:
-        if self._traced and not hasattr(getattr(self._optimizer, name, None), "assign"):
+        if self._traced:
             logging.warning(
                 "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
                 "keeps the old value. Make the tf.function again, or set the value before its first call.",

@@ -686,7 +686,7 @@ class LossScaleOptimizer(Saving):
         if family._slots_need_gradients:
             trained = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
         if family._ensure_built(trained):
-            _warn_of_float16_variables(trained)
+            _warn_of_half_precision_variables(trained)
             self._require_own_scale()
 
     def _take(self, update: Update) -> Any:
@@ -825,18 +825,37 @@ def _warn_if_float16_overflows(loss: Any, factor: Callable[[], tf.Tensor]) -> No
         )
 
 
-def _warn_of_float16_variables(variables: list[Any]) -> None:
-    """Warn once if an optimizer trains float16 variables."""
-    float16 = [variable for variable in tensors_of(variables) if variable.dtype == tf.float16]
-    if float16:
-        logging.log_first_n(
-            logging.WARNING,
-            "The variable %s is float16, in which small updates are lost, and in which Adam's averages of small "
-            "squared gradients are zero, so that its steps are far too large, or zero. Use the dtype policy "
-            "mixed_float16, under which layers compute in float16 and keep their variables in float32.",
-            1,
-            name_of(float16[0]),
-        )
+def _warn_of_half_precision_variables(variables: list[Any]) -> None:
+    """Warn once for each half-precision dtype of which an optimizer trains variables."""
+    for dtype in (tf.float16, tf.bfloat16):
+        lossy = [variable for variable in tensors_of(variables) if variable.dtype == dtype]
+        if lossy:
+            _WARNINGS[dtype](name_of(lossy[0]))
+
+
+def _warn_of_float16_variable(name: str) -> None:
+    logging.log_first_n(
+        logging.WARNING,
+        "The variable %s is float16, in which small updates are lost, and in which Adam's averages of small squared "
+        "gradients are zero, so that its steps are far too large, or zero. Use the dtype policy mixed_float16, under "
+        "which layers compute in float16 and keep their variables in float32.",
+        1,
+        name,
+    )
+
+
+def _warn_of_bfloat16_variable(name: str) -> None:
+    logging.log_first_n(
+        logging.WARNING,
+        "The variable %s is bfloat16, in which updates below 1/256 of its value are lost. Use the dtype policy "
+        "mixed_bfloat16, under which layers compute in bfloat16 and keep their variables in float32.",
+        1,
+        name,
+    )
+
+
+# `log_first_n` counts the calls in each line of code.
+_WARNINGS = {tf.float16: _warn_of_float16_variable, tf.bfloat16: _warn_of_bfloat16_variable}
 
 
 def _at_least_float32(loss: Any) -> Any:
