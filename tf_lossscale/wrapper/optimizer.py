@@ -189,6 +189,7 @@ class LossScaleOptimizer(Saving):
             _contract=contract.contract_of(scale),
             _traced=False,
             _stepped=False,
+            _warned_of=set(),
             _diagnosis=diagnosis,
             _variable_names=weakref.WeakValueDictionary(),
         )
@@ -686,8 +687,20 @@ class LossScaleOptimizer(Saving):
         if family._slots_need_gradients:
             trained = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
         if family._ensure_built(trained):
-            _warn_of_half_precision_variables(trained)
+            self._warn_of_half_precision(trained)
             self._require_own_scale()
+
+    def _warn_of_half_precision(self, variables: list[Any]) -> None:
+        """Warn once of each half-precision dtype of which the optimizer trains variables."""
+        for variable in tensors_of(variables):
+            if variable.dtype in _LOST_IN and variable.dtype not in self._warned_of:
+                self._warned_of.add(variable.dtype)
+                logging.warning(
+                    "The variable %s is %s, in which %s. Use the dtype policy mixed_%s, under which layers compute in "
+                    "%s and keep their variables in float32.",
+                    *(name_of(variable), variable.dtype.name, _LOST_IN[variable.dtype]),
+                    *(variable.dtype.name,) * 2,
+                )
 
     def _take(self, update: Update) -> Any:
         """Let the loss scale apply or skip the update, and return the result of `apply_gradients`."""
@@ -796,6 +809,13 @@ def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) 
     self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
 
 
+# What half-precision variables lose.
+_LOST_IN = {
+    tf.float16: "small updates are lost, and Adam's averages of small squared gradients are zero, so that its steps are "
+    "far too large, or zero",
+    tf.bfloat16: "updates below 1/256 of the variable's value are lost",
+}
+
 _GETS_UNSCALED = "_gets_unscaled_gradients"
 
 
@@ -823,39 +843,6 @@ def _warn_if_float16_overflows(loss: Any, factor: Callable[[], tf.Tensor]) -> No
             1,
             scale,
         )
-
-
-def _warn_of_half_precision_variables(variables: list[Any]) -> None:
-    """Warn once for each half-precision dtype of which an optimizer trains variables."""
-    for dtype in (tf.float16, tf.bfloat16):
-        lossy = [variable for variable in tensors_of(variables) if variable.dtype == dtype]
-        if lossy:
-            _WARNINGS[dtype](name_of(lossy[0]))
-
-
-def _warn_of_float16_variable(name: str) -> None:
-    logging.log_first_n(
-        logging.WARNING,
-        "The variable %s is float16, in which small updates are lost, and in which Adam's averages of small squared "
-        "gradients are zero, so that its steps are far too large, or zero. Use the dtype policy mixed_float16, under "
-        "which layers compute in float16 and keep their variables in float32.",
-        1,
-        name,
-    )
-
-
-def _warn_of_bfloat16_variable(name: str) -> None:
-    logging.log_first_n(
-        logging.WARNING,
-        "The variable %s is bfloat16, in which updates below 1/256 of its value are lost. Use the dtype policy "
-        "mixed_bfloat16, under which layers compute in bfloat16 and keep their variables in float32.",
-        1,
-        name,
-    )
-
-
-# `log_first_n` counts the calls in each line of code.
-_WARNINGS = {tf.float16: _warn_of_float16_variable, tf.bfloat16: _warn_of_bfloat16_variable}
 
 
 def _at_least_float32(loss: Any) -> Any:
