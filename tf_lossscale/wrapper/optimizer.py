@@ -811,8 +811,8 @@ def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) 
 
 # What half-precision variables lose.
 _LOST_IN = {
-    tf.float16: "small updates are lost, and Adam's averages of small squared gradients are zero, so that its steps are "
-    "far too large, or zero",
+    tf.float16: "small updates are lost, and Adam's averages of small squared gradients are zero, so that its steps "
+    "are far too large, or zero",
     tf.bfloat16: "updates below 1/256 of the variable's value are lost",
 }
 
