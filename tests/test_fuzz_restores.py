@@ -15,6 +15,14 @@ FOUND = {
     "layers in lists and dicts": (Case(structure="layers", optimizer="SGD"), "right"),
     "from tf_keras to Keras 3": (Case("legacy", structure="sequential", change="renumbered"), "right"),
     "a part of a model": (Case(structure="layers", change="one more", partial=True), "noted"),
+    "a name that is another one without its prefix and its number": (
+        Case(reader="legacy", structure="nested", change="one more", given="part of the list", seed=254),
+        "noted",
+    ),
+    "an optimizer that trains nothing": (
+        Case(reader="legacy", optimizer="Nadam", change="one more", given="part", frozen=True, seed=524),
+        "right",
+    ),
     "Saver": (Case("tf1", optimizer="momentum", seed=4), "right"),
 }
 

@@ -127,7 +127,7 @@ def restore(
     rate_of_tf1 = target.rate_at(steps or 0) if saved.of_tf1 and kind == "SGD" else 0.0
     slots = _slots(file, saved, kind, pairs, trained if match == "order" else [], rate_of_tf1, notes)
     family: Any = registry.family_of(target.inner)
-    if not family._is_built:
+    if trained and not family._is_built:
         # A wrapper also builds its own variables. Keras's own wrappers around legacy optimizers have no `build`.
         build = getattr(optimizer if target.is_wrapped else family, "build", family.build)
         build(trained)
