@@ -20,12 +20,10 @@ class NotWrappable(TypeError, ValueError):
 
 
 def positive_number(name: str, value: Any, remedy: str) -> float:
-    """Return `value` as a float. Raise an error if it is not a finite number above 0 that float32 operations keep."""
+    """Return `value` as a float. Raise an error if it is not a finite number above 0."""
     number = _as_float(name, value, remedy)
-    if not FLOAT32_MIN <= number <= FLOAT32_MAX:
-        raise ValueError(
-            f"`{name}` must be a finite float32 number above 0, at least {FLOAT32_MIN:g}, but got: {value!r}. {remedy}"
-        )
+    if not FLOAT32_ZERO < number <= FLOAT32_MAX:
+        raise ValueError(f"`{name}` must be a finite float32 number above 0, but got: {value!r}. {remedy}")
     return number
 
 
@@ -56,8 +54,8 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
 
 
 FLOAT32_MAX = 3.4028234663852886e38
-# The smallest normal float32 number. Operations may treat smaller numbers as zero.
-FLOAT32_MIN = 2.0**-126
+# 2**-150 and all smaller positive numbers are rounded to zero in float32.
+FLOAT32_ZERO = 2.0**-150
 
 
 def _as_float(name: str, value: Any, remedy: str) -> float:

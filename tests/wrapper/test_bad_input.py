@@ -27,7 +27,7 @@ NUMBERS = (
 )
 # Arguments, and a text of the error.
 BAD_ARGUMENTS = [
-    *[({"initial_scale": value}, "initial_scale") for value in (0, -4, NAN, INF, 1e39, 1e-40, "8", "dynamic", True)],
+    *[({"initial_scale": value}, "initial_scale") for value in (0, -4, NAN, INF, 1e39, 1e-50, "8", "dynamic", True)],
     *[({"initial_scale": value}, "initial_scale") for value in ([8.0], tf.constant(0.0), np.float32(NAN), object())],
     *[({"dynamic_growth_steps": value}, "dynamic_growth_steps") for value in (0, -1, 2.5, NAN, INF, "5", True)],
     *[({"growth_factor": value}, "growth_factor") for value in (1.0, 0.5, 0, -2.0, NAN, INF, "2", None, 1 + 1e-8)],

@@ -228,8 +228,6 @@ class Contract:
         if may_be_unscaled:
             decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
-            if _were_created_for_another(gradients, kinds, loss_scale):
-                raise RuntimeError(_SCALED_BY_ANOTHER)
             decision = Decision(True, self._places(), is_known=kinds == {True})
             self._require_not_unscaled(kinds, decision.places)
         if decision.scaled and not self._ever & {*_SCALES_A_LOSS} and loss_scale._factors.never_called:
