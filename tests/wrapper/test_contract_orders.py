@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.cases import combinations, named
 from tf_lossscale import LossScaleOptimizer
+from tf_lossscale.core import factors
+from tf_lossscale.wrapper import contract
 
 SCALE = 1024.0
 STEP = 0.125  # what an update subtracts: the gradient of every loss is 1
@@ -25,6 +27,9 @@ class Program:
     """One optimizer, one weight, and all that a program may do with them."""
 
     def __init__(self, compiled):
+        # The optimizers of earlier programs may be in reference cycles.
+        contract._EAGER.call = None
+        factors._EVENTS.clear()
         dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
         self.model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
         self.weight = dense.kernel
