@@ -47,7 +47,7 @@ _NO_MARK = ((lambda: None), None)
 _UNCLEAR = float("nan")
 
 _SUMS = re.compile(
-    "Add(N|V2)?|Sub|Pack|Concat(V2)?|Select(V2)?|BroadcastGradientArgs|Merge|DynamicStitch|ParallelDynamicStitch|"
+    "Add(N|V2)?|Sub|Pack|Concat(V2)?|Select(V2)?|Merge|DynamicStitch|ParallelDynamicStitch|"
     "TensorListPushBack|TensorListSetItem|TensorListConcatLists|TensorScatter(Add|Sub|Update)|(Unsorted)?SegmentSum"
 )
 _BOUNDS = re.compile("Maximum|Minimum|ClipByValue|TensorScatter(Max|Min)")
@@ -86,7 +86,7 @@ def marked_by(tensor: Any) -> tuple[Any, bool | None]:
 
 
 def origin(tensor: Any) -> Origin:
-    """Return the degrees of a tensor, IndexedSlices or RaggedTensor in the units of loss scales."""
+    """Return the powers to which units multiply a tensor, IndexedSlices or RaggedTensor."""
     return origins([tensor])[0]
 
 
@@ -102,7 +102,7 @@ def units_of(found: Origin, loss_scale: Any) -> list[Unit]:
 
 
 class _Walk:
-    """The known origins of tensors. `known` starts with those of a function's inputs, by the ids of the tensors."""
+    """Finds origins. `known` maps the ids of tensors to their origins, at first only those of a function's inputs."""
 
     def __init__(self, known: dict[int, Origin]):
         self.known = known
@@ -182,7 +182,7 @@ def _bodies(op: tf.Operation) -> Iterator[tuple[Any, int]]:
 
 
 def _outside(found: Origin, op: tf.Operation, body: Any) -> Origin:
-    """Replace the units of a called function by those of its caller at the time of the call."""
+    """Replace each unit of a called function by the unit that its caller had at the time of the call."""
     if found is None:
         return None
 

@@ -67,7 +67,7 @@ def unwatch(watcher: Any) -> None:
 
 
 def _watching() -> list[Any]:
-    """Return the watchers of the step that the calling thread takes. After a merge call, those of all replicas."""
+    """Return the watchers of the calling thread's step. After a merge call, return the watchers of all replicas."""
     watchers = [reference() for reference in list(_watchers.values())]
     return [watcher for watcher in watchers if watcher is not None and watcher._is_inside()]
 
