@@ -241,6 +241,8 @@ class _Trials:
         in_thread = [vars(each) for held in factors for each in held.values() if isinstance(each, threading.local)]
         self._factors = [(held, dict(held)) for held in (*factors, *in_thread)]
         self._own = {id(tensor) for tensor in tensors_of(variables_in(scalers))}
+        #: Whether the step differed when it was repeated at the same scales.
+        self.is_random = False
 
     def variables(self) -> list[tuple[Any, list[tuple[Any, tf.Tensor]]]]:
         """Return the floating-point variables to compare, with their copies and values."""
@@ -309,6 +311,10 @@ def _report(trials: _Trials) -> InvarianceReport:
         return InvarianceReport((), is_skipped=True)
     _require_step(trials, base)
     rows = _dependences(trials, scales, base)
+    if trials.is_random and any(row.is_mistake for row in rows):
+        # Chance seldom repeats itself.
+        found = {(row.variable, row.finding) for row in _dependences(trials, scales, base)}
+        rows = [row for row in rows if not row.is_mistake or (row.variable, row.finding) in found]
     for _ in range(2):
         # float16 may have lost a part of small gradients. If so, they change as much at a higher scale, but lose less.
         scales = [scale * _FACTOR**2 for scale in scales]
@@ -363,10 +369,10 @@ def _rows(
     """Return the rows of one loss scale, by the positions of the variables."""
     old = [np.concatenate([_flat(value) for _, value in copies]) for _, copies in trials.variables()]
     comparisons = [_Comparison(*each) for each in zip(old, base, again)]
-    is_random, rows = any(each.is_random for each in comparisons), {}
+    trials.is_random, rows = any(each.is_random for each in comparisons), {}
     for i, name in enumerate(trials.names()):
         own: list[Any] = [None if run is None else run[i] for run in (*runs, moved)]
-        finding = comparisons[i].finding(own[:-1], own[-1], is_random)
+        finding = comparisons[i].finding(own[:-1], own[-1], trials.is_random)
         if finding:
             near, lowest = (math.nan if each is None else _norm(each) for each in (own[0], own[3]))
             rows[i] = ScaleDependence(name, finding, scale, (_norm(base[i]), near, lowest))
@@ -415,7 +421,8 @@ class _Comparison:
         higher, lower = (near, nearer) if low is None or lowest is None else (low, lowest)
         grows = self._differs(lower) and _falls_by((lower, higher), _FACTOR, _FACTOR**2)
         if is_random:
-            return self._finding_of_random(near, nearer, grows)
+            highest = max(map(_norm, (self._base, near, nearer)))
+            return self._finding_of_random(near, nearer, grows and _norm(lower) > _FACTOR / 2 * highest)
         if self._differs(near):
             return self._finding_at_high_scales(near, nearer, grows)
         if grows:
@@ -460,15 +467,15 @@ class _Comparison:
 
 def _falls_by(changes: tuple[np.ndarray | None, ...], *factors: float, tolerance: float = 0.4) -> bool:
     """Return whether each change is smaller by one of the factors than the change before it."""
-    sizes = [0.0 if change is None else _norm(change) for change in changes]
+    sizes = list(map(_norm, changes))
     if not all(sizes):
         return False
     ratios = [one / other for one, other in itertools.pairwise(sizes)]
     return any(all(abs(ratio - factor) <= tolerance * factor for ratio in ratios) for factor in factors)
 
 
-def _norm(change: np.ndarray) -> float:
-    return float(np.linalg.norm(change))
+def _norm(change: np.ndarray | None) -> float:
+    return 0.0 if change is None else float(np.linalg.norm(change))
 
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
