@@ -27,6 +27,11 @@ def _param(case):
     return case._replace(id=case.id or "-".join(map(_id, case.values)))
 
 
+def slow_one_in(count):
+    """Return a function for `combinations` that marks one in so many cases as slow, and the others as exhaustive."""
+    return lambda name: pytest.mark.exhaustive if zlib.crc32(name.encode()) % count else pytest.mark.slow
+
+
 def combinations(*axes, usual, others=pytest.mark.exhaustive):
     """Return the cases for `parametrize` of all combinations, of which only those in `usual` run in `make test`.
 
@@ -34,7 +39,7 @@ def combinations(*axes, usual, others=pytest.mark.exhaustive):
         *axes: for each parameter its values, as `parametrize` takes them.
         usual: the ids of the cases without a marker, such as "function-keras3"; or their number, if any cases will do.
             They are spread evenly over all cases.
-        others: the marker of all other cases.
+        others: the marker of all other cases, or a function that returns it for the id of a case.
     """
     products = [[*parts] for parts in itertools.product(*([*map(_param, axis)] for axis in axes))]
     names = ["-".join(part.id for part in parts) for parts in products]
@@ -42,7 +47,9 @@ def combinations(*axes, usual, others=pytest.mark.exhaustive):
         usual = [names[i * len(names) // usual] for i in range(usual)]
     cases = []
     for parts, name in zip(products, names):
-        marks = [mark for part in parts for mark in part.marks] + ([] if name in usual else [others])
+        marks = [mark for part in parts for mark in part.marks]
+        if name not in usual:
+            marks.append(others if isinstance(others, pytest.MarkDecorator) else others(name))
         cases.append(pytest.param(*(value for part in parts for value in part.values), id=name, marks=marks))
     unknown = {*usual} - {case.id for case in cases}
     if unknown and not strategies.ROLE:  # over several processes, other strategies are tested

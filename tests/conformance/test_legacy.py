@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.conformance import recordings
 from tf_lossscale import legacy
 from tf_lossscale.legacy import contrib
@@ -148,7 +148,7 @@ def trace_of(recording, name, mode):
         by_arguments(recordings.load(SCALES[0])["cases"]),
         sorted(set(MODES.values())),
         usual=["period_negative-function", "initial_inf-eager", "defaults-graph_v1", "near_max_3e38-graph"],
-        others=pytest.mark.slow,
+        others=slow_one_in(2),
     ),
 )
 def test_dynamic_loss_scale_moves_as_all_versions_recorded(names, mode):

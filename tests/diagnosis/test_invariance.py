@@ -1,13 +1,12 @@
 """The invariance report names the mistakes in a training loop, and nothing in loops that are right."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
 from tests import loops, strategies
+from tests.cases import combinations, slow_one_in
 from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES
 from tf_lossscale.diagnosis import invariance, invariance_report
 
@@ -240,12 +239,9 @@ MISTAKES = [
 
 
 def cases(usual, *lists):
-    """The combinations of lists. All but some usual ones are slow."""
-    return [
-        pytest.param(*each, id=name, marks=() if name in usual else pytest.mark.slow)
-        for each in itertools.product(*lists)
-        for name in ["-".join(getattr(part, "__name__", str(part)) for part in each)]
-    ]
+    """The combinations of lists. All but some usual ones are slow, or exhaustive if there are many."""
+    others = pytest.mark.slow if len(lists) == 1 else slow_one_in(2)
+    return combinations(*lists, usual=usual, others=others)
 
 
 @pytest.mark.parametrize(

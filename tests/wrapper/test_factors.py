@@ -101,7 +101,8 @@ def test_gradients_that_are_unscaled_in_eager_mode(by, place, updates):
     total = np.float64(0)
     for x in (1.0, 2.0, 1.0, 4.0):
         gradients = compute(tf.constant(x))
-        gc.collect()
+        if place == "function that is gone":
+            gc.collect()
         training.update(gradients, updates == "two" and place in KNOWN and by != "by hand")
         total += x
     assert training.values() == [100.0 - total] * 2

@@ -114,7 +114,7 @@ class Factors:
     # Losses and gradients. --------------------------------------------------------------------------------------
 
     def scaled(self, tensors: Any, factor: tf.Tensor, kind: str = "loss") -> None:
-        """Record that a loss was multiplied by a factor."""
+        """Record that a loss, or the gradient of a loss or of outputs, was multiplied by a factor."""
         self.never_called = self.never_called - {"get_scaled_loss"}
         self._unfinished.update(functions()[:1])
         self._in_thread.is_pending = True
@@ -128,6 +128,16 @@ class Factors:
         if not functions():
             self._record("unscaled", tensors)
 
+    def has_scaled_a_loss_since(self, outputs: Any) -> bool:
+        """Return whether this thread, since outputs were created, has run the backward pass of a scaled loss."""
+        births = [birth(each) for each in tf.nest.flatten(outputs)]
+        first = min((born for born in births if born is not None), default=0)
+        return any(
+            event.of() is self and event.kind == "backward" and event.birth > first
+            for event in _last_events()
+            if event.thread == threading.get_ident()
+        )
+
     def is_of_another(self, gradient: Any) -> bool:
         """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""
         if functions() or self._unfinished or birth(gradient) is None:
@@ -136,7 +146,7 @@ class Factors:
         owners, born = [], birth(gradient) or 0
         for event in _last_events():
             if event.birth < born and event.thread == threading.get_ident():
-                if event.kind not in ("backward", "trace"):
+                if event.kind not in ("backward", "outputs", "trace"):
                     break
                 owners.append(event.of())
         return bool(owners) and owners[0] is not None and self not in owners
@@ -178,7 +188,7 @@ class Factors:
             if born is not None and event.birth > born:
                 later_step = event if event.kind == "step" else later_step
                 continue
-            if event.kind in ("loss", "backward") and (is_next or not is_doubtful):
+            if event.kind in ("loss", "backward", "outputs") and (is_next or not is_doubtful):
                 return event.factor
             is_next, is_doubtful = False, is_doubtful or event.kind in ("read", "trace")
             if is_doubtful:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.graphs import in_xla_context
-from tf_lossscale.core.scaling import SMALL, alike
+from tf_lossscale.core.scaling import SMALL, alike, real_parts
 
 
 def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
@@ -17,7 +17,8 @@ def all_finite(gradients: Iterable[Any]) -> tf.Tensor:
     Rows of IndexedSlices with the same index are added up before the check, because their sum is what an optimizer
     applies.
     """
-    dense = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    summed_up = [sums_of_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    dense = [part for values in summed_up for part in real_parts(values)]
     to_check = [_stacked([dense[i] for i in at]) for at in alike(dense)]
     # A sum of squares reads the values once and writes nothing, and proves them finite if it is finite. The values are
     # looked at one by one only if it is not. XLA fuses the check of the values, which is then as cheap, and in a graph
@@ -58,7 +59,8 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     If all values are finite, the scalar is 0.
     """
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    bad = tf.where(tf.reduce_any(tf.math.is_nan(values)), float("nan"), float("inf"))
+    has_nan = [tf.reduce_any(tf.math.is_nan(part)) for part in real_parts(values)]
+    bad = tf.where(tf.reduce_any(has_nan), float("nan"), float("inf"))
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 

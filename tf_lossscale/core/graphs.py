@@ -147,7 +147,8 @@ def at_end_of_trace(act: Callable[[], None]) -> bool:
 def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
     """Iterate over the tensors in a structure that belong to graphs, and the tensors that they were computed from.
 
-    `passes` says whether to go on to the inputs of a tensor's operation. An eager tensor has no known ancestors.
+    `passes` says whether to go on to the inputs of a tensor's operation, or from the input of a function, branch or
+    loop to the tensor outside of it. An eager tensor has no known ancestors.
     """
     to_visit, seen = [each for each in tf.nest.flatten(tensors, expand_composites=True)], set()
     while to_visit:
@@ -157,7 +158,15 @@ def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.
         seen.add(id(each))
         yield each
         if passes(each):
-            to_visit.extend(each.op.inputs)
+            to_visit.extend(inputs_of(each))
+
+
+def inputs_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Return the inputs of a tensor's operation. For the input of a function, return the tensor outside of it."""
+    if tensor.op.type == "Placeholder":
+        outer = captured(tensor)
+        return [] if outer is None else [outer]
+    return [*tensor.op.inputs]
 
 
 def captured(tensor: tf.Tensor) -> Any:

@@ -178,6 +178,20 @@ class LossScale(Variables):
         origins.mark(scaled, self, True)
         return scaled
 
+    def _with_scaled_gradient(self, outputs: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        """Return a model's outputs unchanged, but multiply their gradients as `_scaled` multiplies a loss."""
+        factor = self._current()
+        record = functools.partial(self._factors.scaled, factor=factor)
+
+        def on_backward(gradient: Any) -> None:
+            if self._factors.has_scaled_a_loss_since(same):
+                raise RuntimeError(origins.SCALED_TWICE)
+            record(gradient, kind="outputs")
+
+        same = scaling.scale_gradient(outputs, change(factor), on_backward)
+        record(same)
+        return same
+
     def _unscaled(self, gradients: list[Any], divide: Callable[[tf.Tensor], list[Any]]) -> list[Any]:
         """Return the result of `divide` for the factor of the loss of gradients, or for the current scale."""
         factor = self._factors.of(gradients, self)

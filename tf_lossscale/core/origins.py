@@ -59,6 +59,13 @@ _OTHERS = re.compile(
 )
 
 
+SCALED_TWICE = (
+    "These gradients were multiplied by the loss scale twice. Scale a loss once: minimize(), compute_gradients(), "
+    "get_gradients() and Keras's fit take a loss that is not scaled, and a loss of outputs from scale_gradient() must "
+    "not be scaled."
+)
+
+
 def mark_factor(factor: Any, unit: Unit) -> None:
     """Mark a tensor of a graph as a factor that was read from a loss scale, which may have read it from another one."""
     if isinstance(getattr(factor, "graph", None), tf.Graph):
@@ -71,6 +78,8 @@ def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
     for tensor in tf.nest.flatten(tensors):
         if isinstance(tensor, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor)):
             setattr(tensor, _MARK, (weakref.ref(loss_scale), scaled))
+        if isinstance(tensor, tf.IndexedSlices):
+            mark(tensor.values, loss_scale, scaled)
 
 
 def mark_pair(gradients: Any, unscaled: Any, loss_scale: Any) -> None:
@@ -196,10 +205,7 @@ def _inputs(tensor: Any) -> list[Any]:
     """Return the tensors that an operation computes a tensor from. The input of a branch is one outside of it."""
     if hasattr(tensor, _UNIT) or not isinstance(getattr(tensor, "graph", None), tf.Graph):
         return []
-    if tensor.op.type == "Placeholder":
-        outer = graphs.captured(tensor)
-        return [] if outer is None else [outer]
-    return [each for each in tensor.op.inputs if each.dtype != tf.resource]
+    return [each for each in graphs.inputs_of(tensor) if each.dtype != tf.resource]
 
 
 def _with_mark(found: Origin, tensor: Any) -> Origin:

@@ -23,12 +23,7 @@ def scale_loss(loss: Any, scale: tf.Tensor, on_backward: Callable[[Any], None] |
     def product(part: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Mul(x=part, y=tf.cast(scale, part.dtype))
 
-    def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        result = product(upstream)
-        on_backward(result)  # type: ignore[misc]
-        return result
-
-    recorded: Any = tf.custom_gradient(lambda part: (product(part), gradient))
+    recorded = with_gradient(product, product, on_backward)
 
     def scaled(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -42,6 +37,37 @@ def scale_loss(loss: Any, scale: tf.Tensor, on_backward: Callable[[Any], None] |
         return product(part) if on_backward is None or not tf.executing_eagerly() else recorded(part)
 
     return tf.nest.map_structure(scaled, loss)
+
+
+def scale_gradient(tensors: Any, scale: tf.Tensor, on_backward: Callable[[Any], None]) -> Any:
+    """Return the tensors in a structure unchanged, but multiply the gradients of floating-point ones by a scale.
+
+    In eager mode, each backward pass passes the product to `on_backward`.
+    """
+    same = with_gradient(
+        tf.identity, lambda upstream: tf.cast(multiplied(upstream, scale), upstream.dtype), on_backward
+    )
+
+    def unchanged(part: Any) -> Any:
+        if isinstance(part, tf.RaggedTensor):
+            return part.with_flat_values(unchanged(part.flat_values))
+        return same(part) if tf.is_tensor(part) and part.dtype.is_floating else part
+
+    return tf.nest.map_structure(unchanged, tensors)
+
+
+def with_gradient(
+    function: Callable[[Any], Any], backward: Callable[[Any], Any], on_backward: Callable[[Any], None] | None
+) -> Any:
+    """Return a function of a tensor with another gradient, whose results it passes to `on_backward` in eager mode."""
+
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        result = backward(upstream)
+        if on_backward is not None and tf.executing_eagerly():
+            on_backward(result)
+        return result
+
+    return tf.custom_gradient(lambda tensor: (function(tensor), gradient))
 
 
 def flattened(gradients: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -92,16 +118,17 @@ def _opaque_to_xla(scale: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 def alike(gradients: list[Any]) -> list[list[int]]:
     """Group the positions of small tensors that can be stacked, to start fewer operations.
 
-    Starting an operation takes longer than computing a small tensor's values. Other tensors and IndexedSlices are
-    groups of one, and so are up to three small tensors, for which stacking takes as long as it saves. XLA fuses
-    operations, so in its functions every group is of one.
+    Starting an operation takes longer than computing a small tensor's values. Other tensors, complex ones and
+    IndexedSlices are groups of one, and so are up to three small tensors, for which stacking takes as long as it saves.
+    XLA fuses operations, so in its functions every group is of one.
     """
     groups: dict[Any, list[int]] = {}
     compiled = in_xla_context()
     for i, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        small = not isinstance(gradient, tf.IndexedSlices) and (gradient.shape.num_elements() or SMALL + 1) <= SMALL
+        dense = not isinstance(gradient, tf.IndexedSlices) and not gradient.dtype.is_complex
+        small = dense and (gradient.shape.num_elements() or SMALL + 1) <= SMALL
         key = (gradient.dtype, tuple(gradient.shape.as_list()), gradient.device) if small and not compiled else i
         groups.setdefault(key, []).append(i)
     return [part for group in groups.values() for part in ([group] if len(group) > 3 else [[i] for i in group])]
@@ -131,37 +158,52 @@ def multiplied(gradient: Any, scale: tf.Tensor) -> Any:
 def floating(gradients: Iterable[Any]) -> list[Any]:
     """Convert gradients to tensors, except IndexedSlices and None.
 
-    Raise an error if one is not of a floating-point dtype.
+    Raise an error if one is neither of a floating-point dtype nor complex.
     """
     tensors = []
     for gradient in gradients:
         if gradient is not None and not isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
-        if gradient is not None and not gradient.dtype.is_floating:
+        if gradient is not None and not is_real_or_complex(gradient.dtype):
             raise TypeError(
-                f"A gradient must be a floating-point tensor, but got dtype {gradient.dtype.name}. "
-                "Compute gradients only for floating-point variables."
+                f"A gradient must be a floating-point or complex tensor, but got dtype {gradient.dtype.name}. "
+                "Compute gradients only for floating-point and complex variables."
             )
         tensors.append(gradient)
     return tensors
 
 
+def is_real_or_complex(dtype: tf.DType) -> bool:
+    """Return whether a gradient may have a dtype."""
+    return dtype.is_floating or dtype.is_complex
+
+
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply a function to a gradient's values, or to the rows of IndexedSlices.
+    """Apply a function to a gradient's values, to the rows of IndexedSlices, or to real and imaginary parts.
 
     If the gradient is None, return None.
     """
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(over_values(function, gradient.values), gradient.indices, gradient.dense_shape)
+    if gradient.dtype.is_complex:
+        return tf.complex(*map(function, real_parts(gradient)))
     return function(gradient)
+
+
+def real_parts(values: tf.Tensor) -> list[tf.Tensor]:
+    """Return the real and the imaginary part of a complex tensor, and other tensors as they are."""
+    return [tf.math.real(values), tf.math.imag(values)] if values.dtype.is_complex else [values]
 
 
 def scaled_inside(
     loss_fn: Callable[..., Any], by_scaling: Callable[[tf.Tensor, Callable[[tf.Tensor], list[Any]]], list[Any]]
 ) -> Callable[..., Any]:
     """Wrap a loss function, so that its gradients are computed from the scaled loss and then unscaled.
+
+    A gradient with respect to an argument raises an error: the part of the model that computed it is outside, where
+    nothing is scaled.
 
     `by_scaling` takes the upstream gradient, and a function that returns the variables' gradients for an upstream
     gradient. It returns the gradients for the upstream gradient that it got. `loss_fn` returns the loss, or a tuple
@@ -170,8 +212,10 @@ def scaled_inside(
 
     def same_loss(*args: Any, **kwargs: Any) -> Any:
         results = []
+        tensors = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, tf.Tensor)]
+        watched = [_without_gradient(each) for each in tensors if each.dtype.is_floating]
 
-        def loss_and_gradients() -> Any:
+        def loss_and_gradients(*_: Any) -> Any:
             # The tape is persistent, because the caller's tape may be persistent and request the gradients several
             # times.
             with tf.GradientTape(persistent=True) as tape:
@@ -183,14 +227,28 @@ def scaled_inside(
                 def gradients_of(scaled: tf.Tensor) -> list[Any]:
                     return tape.gradient(loss, variables, output_gradients=scaled)
 
-                return [], by_scaling(upstream, gradients_of)
+                # The backward pass goes on to the arguments that the caller's tape watches.
+                return [tf.zeros([], each.dtype) for each in watched], by_scaling(upstream, gradients_of)
 
             return loss, gradients
 
-        loss, (result,) = tf.custom_gradient(loss_and_gradients)(), results
+        loss, (result,) = tf.custom_gradient(loss_and_gradients)(*watched), results
         return _beginning_with(loss, result) if isinstance(result, tuple) else loss
 
     return same_loss
+
+
+def _without_gradient(argument: tf.Tensor) -> tf.Tensor:
+    def refuse(_: Any) -> Any:
+        raise RuntimeError(
+            "A loss function from scale_inside() got a tensor that was computed from trained variables outside of it, "
+            "such as a model's predictions, so the model's gradients would not be scaled. The function must run the "
+            "model itself. If a library runs the model and then calls loss(labels, predictions), leave the loss as it "
+            "is and pass the library a model whose outputs go through scale_gradient(): lambda x: "
+            "optimizer.scale_gradient(model(x)). If the argument needs no gradient, pass tf.stop_gradient(argument)."
+        )
+
+    return with_gradient(tf.identity, refuse, None)(argument)
 
 
 def _loss_of(result: Any) -> tf.Tensor:

@@ -14,6 +14,7 @@ from tf_lossscale.core.graphs import operations
 from tf_lossscale.core.loss_scale import FixedLossScale, LossScale
 from tf_lossscale.core.origins import marked_by
 from tf_lossscale.core.rules import KEYWORDS, Rules
+from tf_lossscale.core.scaling import is_real_or_complex
 from tf_lossscale.diagnosis.overflow import Diagnosis
 from tf_lossscale.libraries.models import name_of, tensors_of
 
@@ -286,9 +287,10 @@ def _require_strategy_of(variables: list[Any]) -> None:
 
 
 def _require_fitting_one(gradient: Any, variable: Any) -> None:
-    if not gradient.dtype.is_floating:
+    if not is_real_or_complex(gradient.dtype):
         raise TypeError(
-            f"The gradient of {variable.name} must be a floating-point tensor, but got dtype {gradient.dtype.name}."
+            f"The gradient of {variable.name} must be a floating-point or complex tensor, but got dtype "
+            f"{gradient.dtype.name}."
         )
     if isinstance(gradient, tf.Tensor) and not _fits(gradient.shape, tf.TensorShape(variable.shape)):
         raise ValueError(

@@ -32,7 +32,7 @@ from absl import logging
 
 from tf_lossscale.core.graphs import ancestors, at_end_of_trace, do_not_convert, functions, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
-from tf_lossscale.core.origins import Origin, marked_by, origins
+from tf_lossscale.core.origins import SCALED_TWICE, Origin, marked_by, origins
 from tf_lossscale.wrapper.shared import SharedLossScale
 
 # Maps each method to whether scaled gradients follow it in `apply_gradients`, in `apply`, and in an `apply` that takes
@@ -359,13 +359,19 @@ def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:
 
 # The origins. -----------------------------------------------------------------------------------------------------
 
-_SCALED_BY_OTHER, _UNSCALED_BY_OTHER = "scaled by another", "unscaled by another"
+_SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_TWICE = "scaled by another", "unscaled by another", "scaled twice"
 
 
 def _kinds(gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
-    """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one."""
+    """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one.
+
+    Raise an error if one is scaled twice.
+    """
     present = [each for each in gradients if each is not None]
-    return {_kind(found, loss_scale) for found in origins(present)}
+    kinds = {_kind(found, loss_scale) for found in origins(present)}
+    if _SCALED_TWICE in kinds:
+        raise RuntimeError(SCALED_TWICE)
+    return kinds
 
 
 def _were_created_for_another(gradients: Iterable[Any], kinds: set[Any], loss_scale: Any) -> bool:
@@ -379,7 +385,7 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     if any(others) and not any(own):
         return _SCALED_BY_OTHER
     if found is None or any(own):
-        return True if sum(own) == 1 else None
+        return _SCALED_TWICE if sum(own) > 1 else True if sum(own) == 1 else None
     return False if own else _UNSCALED_BY_OTHER
 
 

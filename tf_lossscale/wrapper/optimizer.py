@@ -17,6 +17,7 @@ from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.libraries.models import name_of, tensors_of
 from tf_lossscale.wrapper import checks, contract, registry
 from tf_lossscale.wrapper.checks import as_list, require_fitting, unzip
+from tf_lossscale.wrapper.hidden_overflow import Results, with_hidden_overflow
 from tf_lossscale.wrapper.saving import Saving
 from tf_lossscale.wrapper.shared import SharedLossScale
 
@@ -133,11 +134,9 @@ class LossScaleOptimizer(Saving):
                 "For TensorFlow 2.3's arguments, use tf_lossscale.legacy.experimental.LossScaleOptimizer."
             )
         del args, kwargs
-        this: Any = cls
-        is_complete = cls._family_class is not None
-        return object.__new__(
-            cls if is_complete else registry.combined(this, registry.require_wrapper_class(inner_optimizer))
-        )
+        # Libraries that inject arguments may pass them to `__init__` only, which then chooses the class.
+        is_known = cls._family_class is not None or inner_optimizer is None
+        return object.__new__(cls if is_known else _class_for(cls, inner_optimizer))
 
     def __init__(
         self,
@@ -156,6 +155,8 @@ class LossScaleOptimizer(Saving):
         loss_scale: object = None,
         **kwargs: Any,
     ):
+        if type(self)._family_class is None:
+            object.__setattr__(self, "__class__", _class_for(type(self), inner_optimizer))
         wrapper_class = registry.require_wrapper_class(inner_optimizer)
         if not isinstance(self, wrapper_class):
             raise TypeError(
@@ -187,6 +188,7 @@ class LossScaleOptimizer(Saving):
             _trackable=inner_optimizer,
             _scale=scale,
             _contract=contract.contract_of(scale),
+            _results=Results(),
             _traced=False,
             _stepped=False,
             _warned_of=set(),
@@ -340,7 +342,54 @@ class LossScaleOptimizer(Saving):
         unscaled = self._divided(grads)
         self._contract.called("get_unscaled_gradients")
         origins.mark_pair(grads, unscaled, self._scale)
+        self._results.hold(unscaled)
         return restructured(unscaled)
+
+    @do_not_convert
+    def scale_gradient(self, outputs: Same) -> Same:
+        """Return a model's outputs unchanged, and multiply their gradients by the loss scale.
+
+        Use this method for a library that runs the model, computes a loss of its outputs, and calls only
+        `apply_gradients`. The library's loss stays unscaled, the backward pass of the model is scaled, and
+        `apply_gradients` divides its gradients. Without a step, for example in an evaluation, nothing changes.
+
+        >>> import tensorflow as tf
+        >>> from tf_lossscale import LossScaleOptimizer
+        >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25), initial_scale=8)
+        >>> weight = tf.Variable(3.0)
+        >>> model = lambda x: optimizer.scale_gradient(weight * x)
+        >>> with tf.GradientTape() as tape:  # in a library
+        ...     loss = model(tf.constant(2.0)) ** 2
+        >>> gradient = tape.gradient(loss, weight)
+        >>> loss.numpy().item(), gradient.numpy().item()
+        (36.0, 192.0)
+        >>> _ = optimizer.apply_gradients([(gradient, weight)])
+        >>> weight.numpy().item()
+        -3.0
+
+        Args:
+            outputs: a tensor of any shape, or a nested structure of tensors. Tensors that are not floating-point stay
+                as they are. Cast float16 outputs to float32 first: the loss computes their gradients before they are
+                scaled.
+
+        Returns:
+            The outputs, with the same structure, values and dtypes.
+
+        Raises:
+            RuntimeError: a loss of these outputs was scaled as well. The error is raised when its gradients are
+                computed in eager mode, and otherwise when they are unscaled or applied.
+        """
+        if any(getattr(part, "dtype", None) == tf.float16 for part in tf.nest.flatten(outputs)):
+            logging.log_first_n(
+                logging.WARNING,
+                "The outputs passed to scale_gradient() are float16. The loss computes their gradients in float16 "
+                "before they are scaled, so small gradients become zero. Cast the outputs first: "
+                "optimizer.scale_gradient(tf.cast(outputs, tf.float32)).",
+                1,
+            )
+        same = self._scale._with_scaled_gradient(outputs, self._times_loss_scale_factor)
+        self._contract.called("scale_loss")
+        return same
 
     def scale_inside(self, loss_fn: SameFunction) -> SameFunction:
         """Wrap a loss function for a library's training loop that calls no optimizer method except `apply_gradients`.
@@ -367,7 +416,8 @@ class LossScaleOptimizer(Saving):
 
         Returns:
             A function with the same arguments and results as `loss_fn`. Only the loss is differentiable, and only with
-            respect to variables. The function raises a TypeError if `loss_fn` returns a list or another type.
+            respect to variables. The function raises a TypeError if `loss_fn` returns a list or another type. Computing
+            its gradients raises a RuntimeError if an argument is a model's output, for which there is `scale_gradient`.
         """
 
         @do_not_convert
@@ -626,7 +676,10 @@ class LossScaleOptimizer(Saving):
             require_fitting(gradients, variables)
         if keywords:
             self._require_keywords(keywords)
-        decision = self._contract.decide(self._that_scale(gradients, variables), self._scale)
+        scaled = self._that_scale(gradients, variables)
+        decision = self._contract.decide(scaled, self._scale)
+        if self._scale.may_skip and not decision.scaled:
+            gradients = with_hidden_overflow(gradients, scaled, self._results, self._scale)
         return self._prepared(gradients, variables, decision, aggregate, keywords)
 
     def _prepared(
@@ -721,6 +774,7 @@ class LossScaleOptimizer(Saving):
     def _record(self, update: Update) -> None:
         """Record that an update was taken or traced."""
         self._contract.record(update.decision)
+        self._results.hold([])
         self.__dict__.update(_stepped=True, _traced=self._traced or not tf.executing_eagerly())
 
     def _require_own_scale(self) -> None:
@@ -807,6 +861,11 @@ def finalize_variable_values(self: Any, var_list: list[Variable] | None = None) 
         var_list: the variables to overwrite. The default is all variables for which the optimizer is built.
     """
     self._optimizer.finalize_variable_values(self._given_or_known(var_list, "finalize_variable_values()"))
+
+
+def _class_for(cls: Any, inner_optimizer: Any) -> Any:
+    """Return the class of a wrapper around an optimizer that derives from `cls`."""
+    return registry.combined(cls, registry.require_wrapper_class(inner_optimizer))
 
 
 # What half-precision variables lose.

@@ -183,7 +183,8 @@ def combined(cls: Any, wrapper_class: Any) -> Any:
     """Return a class that derives from both the user's class and a family's wrapper class."""
     if cls in wrapper_class.__mro__:
         return wrapper_class
-    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    # Sonnet's metaclass gives each class without a `__repr__` one that fails.
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__repr__": cls.__repr__}
     return _common_metaclass(type(cls), type(wrapper_class))(cls.__name__, (cls, wrapper_class), namespace)
 
 

@@ -82,6 +82,10 @@ class Saving(WithLossScale):
             A dict of constructor arguments. An argument that TensorFlow's LossScaleOptimizer does not have is included
             only if its value is not the default.
         """
+        self._warn_of_own_rule()
+        return self._config_without_warning()
+
+    def _config_without_warning(self) -> dict[str, Any]:
         diagnose = {} if self._diagnosis is None else {"diagnose": True}
         return {"inner_optimizer": self._inner_config(), **self._config_of_scale(), **diagnose}
 
@@ -92,7 +96,6 @@ class Saving(WithLossScale):
             saving = self._family._saving
             name = saving.get_registered_name(type(scale)) if saving else type(scale).__name__
             return {"loss_scale": {"class_name": name, "config": scale.get_config()}}
-        self._warn_of_own_rule()
         config: dict[str, Any] = {
             "dynamic": self.dynamic,
             "initial_scale": self._scale_to_start_with(),
@@ -106,7 +109,7 @@ class Saving(WithLossScale):
 
     def _warn_of_own_rule(self) -> None:
         scale = self.scaler
-        if _has_rule_outside_of_config(scale):
+        if _has_rule_outside_of_config(scale) and not _has_config_of_user(scale):
             logging.warning(
                 "A config cannot contain the rule of the loss scale %s. An optimizer that is "
                 "created from this config, for example in a loaded model, has a %s loss scale without this rule. For a "

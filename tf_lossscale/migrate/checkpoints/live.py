@@ -17,7 +17,8 @@ from tf_lossscale.wrapper import registry
 def read(source: Target, variables: list[Any]) -> File:
     """Read an optimizer's state, and the values of the variables that it was built for."""
     optimizer = source.optimizer
-    made = configs.of_config({"class_name": type(optimizer).__name__, "config": optimizer.get_config()}, source.library)
+    config = optimizer._config_without_warning() if source.is_wrapped else optimizer.get_config()
+    made = configs.of_config({"class_name": type(optimizer).__name__, "config": config}, source.library)
     kind = slot_names.known_class(source.inner)
     made.wrapper = made.wrapper if source.is_wrapped else None
     known = [(_tensor(variable, i), variable) for i, variable in enumerate(variables)]

@@ -1,0 +1,75 @@
+"""Finds an overflow that a training loop hides between `get_unscaled_gradients` and `apply_gradients`.
+
+A loop may replace infinite gradients by zeros, or apply only the signs of gradients. All that it applies is then
+finite, although the scale is too high. Without this module, the scale would never fall, and values would be lost in
+each step.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tf_lossscale.core.finite import all_finite
+from tf_lossscale.core.graphs import ancestors
+from tf_lossscale.core.origins import marked_by
+from tf_lossscale.core.scaling import over_values
+
+# The control flow of TF1 graphs. A tensor of a branch or loop cannot be used outside of it.
+_CONTROL_FLOW = ("Enter", "Exit", "Merge", "NextIteration", "Switch")
+
+
+class Results(threading.local):
+    """The results of this thread's last call to `get_unscaled_gradients` in eager mode, until an update follows."""
+
+    tensors: tuple[Any, ...] = ()
+
+    def __reduce__(self) -> tuple[type[Results], tuple[()]]:
+        return Results, ()
+
+    def hold(self, tensors: list[Any]) -> None:
+        """Replace the results. In a graph there are none, because the graph shows what was computed from them."""
+        self.tensors = tuple(tensors) if tf.executing_eagerly() else ()
+
+
+def with_hidden_overflow(gradients: list[Any], scaled: list[Any], results: Results, loss_scale: Any) -> list[Any]:
+    """Return the gradients of an update, and add NaN to one of them if an overflow is hidden.
+
+    `scaled` are the gradients that depend on the loss scale, with None in place of others.
+    """
+    changed = [i for i, each in enumerate(scaled) if each is not None and marked_by(each) != (loss_scale, False)]
+    unscaled = _of_eager(scaled, changed, results) if tf.executing_eagerly() else _in_graph(scaled, changed, loss_scale)
+    if not unscaled:
+        return gradients
+    nan_or_zero = tf.where(all_finite(unscaled), 0.0, float("nan"))
+    smallest = min(changed, key=lambda i: _size(gradients[i]))
+    with_nan = over_values(lambda values: values + tf.cast(nan_or_zero, values.dtype), gradients[smallest])
+    return [*gradients[:smallest], with_nan, *gradients[smallest + 1 :]]
+
+
+def _size(gradient: Any) -> float:
+    # IndexedSlices may have no rows.
+    return float("inf") if isinstance(gradient, tf.IndexedSlices) else gradient.shape.num_elements() or float("inf")
+
+
+def _of_eager(scaled: list[Any], changed: list[int], results: Results) -> list[Any]:
+    """Return the results that gradients have probably been computed from: those of the same number and shapes."""
+    if len(results.tensors) != len(scaled):
+        return []
+    pairs = [(results.tensors[i], scaled[i]) for i in changed]
+    fits = all(before is not None and before.shape == after.shape for before, after in pairs)
+    return [before for before, _ in pairs] if fits else []
+
+
+def _in_graph(scaled: list[Any], changed: list[int], loss_scale: Any) -> list[Any]:
+    """Return the results of `get_unscaled_gradients` from which gradients were computed."""
+
+    def is_result(tensor: tf.Tensor) -> bool:
+        return marked_by(tensor) == (loss_scale, False)
+
+    def passes(tensor: tf.Tensor) -> bool:
+        return not is_result(tensor) and tensor.op.type not in _CONTROL_FLOW
+
+    return [each for each in ancestors([scaled[i] for i in changed], passes) if is_result(each)]
