@@ -32,6 +32,14 @@ def unscaled_in_a_function(s, x):
     return tf.function(lambda g, scale: g / scale)(s, tf.reduce_mean(s / x))
 
 
+def of_two_identities(s, x):
+    return tf.custom_gradient(lambda a, b: ([a, b], lambda u, v: [u, v]))(s, 3.0 * s)[1]
+
+
+def clipped_in_proportion(s, x):
+    return tf.clip_by_global_norm([s], tf.reduce_mean(s / x))[0][0]
+
+
 def in_a_branch(s, x):
     return tf.cond(x[0, 0] > 0, lambda: s * 2.0, lambda: tf.zeros_like(s))
 
@@ -87,7 +95,10 @@ def of_convolutions(s, x):
         (lambda s, x: tf.clip_by_global_norm([s], 1.0)[0][0], math.nan),
         (lambda s, x: tf.tanh(s), math.nan),
         (lambda s, x: s + s / tf.reduce_mean(s), math.nan),
-        *((each, 1) for each in (called, in_a_branch, in_a_switch, in_a_loop, in_a_loop_with_a_list)),
+        *(
+            (each, 1)
+            for each in (called, of_two_identities, in_a_branch, in_a_switch, in_a_loop, in_a_loop_with_a_list)
+        ),
         *((each, power) for each, power in ((unscaled_in_a_function, 0), (of_a_function, 2), (of_convolutions, 1))),
     ],
 )

@@ -230,7 +230,7 @@ BAD_CALLS = {
     "a shape that does not fit in apply": (ValueError, "shape", lambda o, w: o.apply(ONES, w[::-1])),
     "whole-number gradients": (
         TypeError,
-        "must be a floating-point tensor, but got dtype int32",
+        "must be a floating-point or complex tensor, but got dtype int32",
         lambda o, w: o.apply_gradients([(tf.constant([1, 2]), w[0])]),
     ),
     "unscaling whole numbers": (TypeError, "floating", lambda o, w: o.get_unscaled_gradients([tf.constant([1, 2])])),

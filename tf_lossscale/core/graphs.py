@@ -162,11 +162,12 @@ def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.
 
 
 def inputs_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Return the inputs of a tensor's operation. For the input of a function, return the tensor outside of it."""
+    """Return the tensors that a tensor was computed from. For the input of a function, it is the tensor outside."""
     if tensor.op.type == "Placeholder":
         outer = captured(tensor)
         return [] if outer is None else [outer]
-    return [*tensor.op.inputs]
+    # tf.custom_gradient passes the results of a function and its arguments through one IdentityN.
+    return [tensor.op.inputs[tensor.value_index]] if tensor.op.type == "IdentityN" else [*tensor.op.inputs]
 
 
 def captured(tensor: tf.Tensor) -> Any:

@@ -145,6 +145,8 @@ class _Walk:
         found, bodies = [self.known.get(id(each)) for each in inputs], list(_bodies(tensor.op))
         if tensor.op.type == "Placeholder":
             result = found[0]
+        elif tensor.op.type == "Sub" and inputs[0] is inputs[1]:
+            result = None  # tf.clip_by_global_norm adds zero, or NaN if the norm is not finite.
         elif bodies:
             result = self._from_bodies(tensor, bodies)
         else:

@@ -175,7 +175,7 @@ class Contract:
 
     def require_scaled(self, gradients: list[Any], loss_scale: Any) -> None:
         """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only."""
-        found = _kinds(gradients, loss_scale)
+        found = self._kinds(gradients, loss_scale)
         inside = self._places()[0].since_last_update()[-1:]
         if inside and inside[0].method == "inside" and (not found or found - {True}):
             raise RuntimeError(
@@ -195,11 +195,23 @@ class Contract:
                 "apply_gradients() of the optimizer that trains the variables."
             )
 
+    def _kinds(self, gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
+        """Return what is known of gradients. Warn if one was changed while it was scaled, so that nothing is known."""
+        kinds = _kinds(gradients, loss_scale)
+        if _CHANGED in kinds:
+            self._say(
+                logging.warning,
+                "A gradient was clipped, normalized, compared with a number or added to an unscaled one while the loss "
+                "scale multiplied it, so the result depends on the loss scale. Call get_unscaled_gradients() first, "
+                "and pass its results to what changes the gradients.",
+            )
+        return {None if kind is _CHANGED else kind for kind in kinds}
+
     # The decisions. ---------------------------------------------------------------------------------------------
 
     def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
-        kinds = _kinds(gradients, loss_scale)
+        kinds = self._kinds(gradients, loss_scale)
         # TensorFlow 2's apply_gradients applies the gradients of a loss from get_scaled_loss as they are, and warns.
         is_forgotten = kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
         decision = self._decide({False} if is_forgotten else kinds, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
@@ -224,7 +236,7 @@ class Contract:
 
     def decide_for_apply(self, gradients: list[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
-        kinds = _kinds(gradients, loss_scale)
+        kinds = self._kinds(gradients, loss_scale)
         if may_be_unscaled:
             decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
@@ -359,7 +371,7 @@ def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:
 
 # The origins. -----------------------------------------------------------------------------------------------------
 
-_SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_TWICE = "scaled by another", "unscaled by another", "scaled twice"
+_SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_TWICE, _CHANGED = "by another", "not by another", "twice", "changed"
 
 
 def _kinds(gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
@@ -384,8 +396,11 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     others = [power for unit, power in (found or {}).items() if unit.owner is not loss_scale]
     if any(others) and not any(own):
         return _SCALED_BY_OTHER
-    if found is None or any(own):
-        return _SCALED_TWICE if sum(own) > 1 else True if sum(own) == 1 else None
+    if found is None:
+        return None
+    if any(own):
+        power = sum(own)
+        return _SCALED_TWICE if power > 1 else True if power == 1 else _CHANGED
     return False if own else _UNSCALED_BY_OTHER
 
 
