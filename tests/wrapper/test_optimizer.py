@@ -1,11 +1,13 @@
 """What a wrapper does in a step and shows of itself, for every family."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import strategies
-from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, families, tf_keras, with_keras_3
+from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES, all_families, families, tf_keras, with_keras_3
 from tf_lossscale import LossScaleOptimizer
 
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -249,3 +251,35 @@ def test_a_half_precision_variable_is_named(family, dtype, warnings):
         optimizer.minimize(lambda: tf.reduce_sum(tf.cast(weight, tf.float32)), [weight])
     assert len(warnings) == 1  # eager mode creates the optimizer's variables once
     assert f"embedding is {dtype}" in warnings[0] and f"mixed_{dtype}" in warnings[0]
+
+
+def with_injected_arguments(cls, **given):
+    """Replace the constructor of a class, as libraries do that fill in configured arguments."""
+    constructor = cls.__init__
+
+    @functools.wraps(constructor)
+    def init(self, *args, **kwargs):
+        constructor(self, *args, **{**given, **kwargs})
+
+    cls.__init__ = init
+    return cls
+
+
+@all_families
+def test_a_subclass_gets_injected_arguments_in_its_constructor_only(family):
+    class Scaled(LossScaleOptimizer):
+        pass
+
+    inner, weight = family.sgd(), tf.Variable(1.0)
+    optimizer = with_injected_arguments(Scaled, inner_optimizer=inner, initial_scale=8.0)()
+    assert isinstance(optimizer, Scaled)
+    assert isinstance(optimizer, type(LossScaleOptimizer(family.sgd())))
+    assert (optimizer.inner_optimizer, optimizer.initial_scale) == (inner, 8.0)
+    assert "loss_scale=8" in repr(optimizer)
+    optimizer.minimize(lambda: weight**2, [weight])
+    assert weight.numpy() == 0.0
+
+
+def test_without_an_inner_optimizer_python_names_the_missing_argument():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'inner_optimizer'"):
+        LossScaleOptimizer()

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from absl import logging
 
 from tests import strategies
 from tests.cases import combinations
-from tf_lossscale import LossScaleOptimizer, migrate
+from tf_lossscale import LossScaleOptimizer, legacy, migrate
 from tf_lossscale.migrate.checkpoints.read import read
 
 LEGACY = tf_keras.optimizers.legacy
@@ -516,3 +517,22 @@ def test_in_a_keras_3_model_with_a_replaced_layer_each_layer_gets_its_own_weight
     assert migrate.restore(path, tf.keras.optimizers.Adam(), new).notes == ()
     for layer in ("a", "b"):
         np.testing.assert_array_equal(getattr(new, layer).kernel, getattr(old, layer).kernel)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_restore_into_a_manager_of_contrib_says_nothing_of_configs(live, tmp_path, monkeypatch):
+    def managed():
+        scale = legacy.ExponentialUpdateLossScaleManager(8.0, 3)
+        return LossScaleOptimizer(tf.keras.optimizers.SGD(0.1), loss_scale=scale), tf.Variable(1.0, name="w")
+
+    optimizer, weight = managed()
+    optimizer.minimize(lambda: weight**2, [weight])
+    tf.train.Checkpoint(optimizer=optimizer, weight=weight).save(str(tmp_path / "ckpt"))
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
+    other, fresh = managed()
+    migrate.restore(optimizer if live else str(tmp_path), other, [fresh])
+    assert fresh.numpy() == weight.numpy() or live
+    assert not said
+    other.get_config()
+    assert len(said) == 1 and "A config cannot contain the rule" in said[0]
