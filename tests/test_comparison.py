@@ -215,6 +215,32 @@ def an_overflow_that_only_the_scaling_causes(library):
     return "step skipped" if weight.numpy()[0] == 1 else "not seen, applied"
 
 
+def an_overflow_that_is_masked(library):
+    """overflow that a mask after unscaling makes finite"""
+    if isinstance(library, Torch):
+        return _torch_mask()
+    optimizer, weight = library.wrap(), library.variable([1.0, 1.0])
+    if not hasattr(optimizer, "get_unscaled_gradients"):
+        return NOT_APPLICABLE
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(tf.reduce_sum(weight * tf.constant([np.inf, 1.0])))
+    [gradient] = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+    optimizer.apply_gradients([(tf.where(tf.math.is_finite(gradient), gradient, 0.0), weight)])
+    return "step skipped" if weight.numpy()[1] == 1 else "not seen, applied"
+
+
+def _torch_mask():
+    import torch
+
+    scaler, weight = Torch().wrap(), torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], 0.5)
+    scaler.scale((weight * torch.tensor([math.inf, 1.0])).sum()).backward()
+    scaler.unscale_(optimizer)
+    weight.grad.nan_to_num_(posinf=0.0)
+    scaler.step(optimizer)
+    return "step skipped" if float(weight[1]) == 1 else "not seen, applied"
+
+
 def a_nan_in_a_row_that_comes_twice(library):
     """NaN in a sparse row, and a finite one for the same index"""
     if isinstance(library, Torch):
@@ -324,6 +350,7 @@ ROWS = (
     a_nan_on_the_second_replica_only,
     a_nan_in_a_row_that_comes_twice,
     an_overflow_that_only_the_scaling_causes,
+    an_overflow_that_is_masked,
     the_lowest_scale,
     the_highest_scale,
     a_bad_initial_scale,

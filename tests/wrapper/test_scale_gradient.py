@@ -176,6 +176,24 @@ def scaled_model(keras, optimizer):
     return model
 
 
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_a_loss_with_a_derivative_of_such_outputs_is_refused(way):
+    weight, x = tf.Variable(0.5), tf.constant([1.0, 2.0])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
+
+    @WAYS[way]
+    def gradient():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = optimizer.scale_gradient(tf.tanh(weight * x))
+            loss = tf.reduce_mean((inner.gradient(outputs, x) - 1.0) ** 2)
+        return tape.gradient(loss, weight)
+
+    with pytest.raises(RuntimeError, match="contains a derivative of outputs"):
+        gradient()
+
+
 @families
 @pytest.mark.parametrize("eager", [False, True])
 def test_fit_of_a_model_that_contains_it_is_refused(family, eager):

@@ -23,7 +23,7 @@ def scale_loss(loss: Any, scale: tf.Tensor, on_backward: Callable[[Any], None] |
     def product(part: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Mul(x=part, y=tf.cast(scale, part.dtype))
 
-    recorded = with_gradient(product, product, on_backward)
+    recorded = with_gradient(product, lambda upstream, _: product(upstream), on_backward or (lambda _: None))
 
     def scaled(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -44,9 +44,12 @@ def scale_gradient(tensors: Any, scale: tf.Tensor, on_backward: Callable[[Any], 
 
     In eager mode, each backward pass passes the product to `on_backward`.
     """
-    same = with_gradient(
-        tf.identity, lambda upstream: tf.cast(multiplied(upstream, scale), upstream.dtype), on_backward
-    )
+
+    def times_scale(upstream: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+        product = tf.cast(multiplied(upstream, scale), upstream.dtype)
+        return _without_gradient(_DERIVATIVE, product, tensor)
+
+    same = with_gradient(tf.identity, times_scale, on_backward)
 
     def unchanged(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -57,17 +60,23 @@ def scale_gradient(tensors: Any, scale: tf.Tensor, on_backward: Callable[[Any], 
 
 
 def with_gradient(
-    function: Callable[[Any], Any], backward: Callable[[Any], Any], on_backward: Callable[[Any], None] | None
+    function: Callable[[Any], Any], backward: Callable[[Any, Any], Any], on_backward: Callable[[Any], None]
 ) -> Any:
-    """Return a function of a tensor with another gradient, whose results it passes to `on_backward` in eager mode."""
+    """Return a function of a tensor with another gradient, a function of the upstream gradient and the tensor.
 
-    def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        result = backward(upstream)
-        if on_backward is not None and tf.executing_eagerly():
-            on_backward(result)
-        return result
+    In eager mode, each backward pass passes its result to `on_backward`.
+    """
 
-    return tf.custom_gradient(lambda tensor: (function(tensor), gradient))
+    def with_its_gradient(tensor: tf.Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            result = backward(upstream, tensor)
+            if tf.executing_eagerly():
+                on_backward(result)
+            return result
+
+        return function(tensor), gradient
+
+    return tf.custom_gradient(with_its_gradient)
 
 
 def flattened(gradients: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -213,7 +222,7 @@ def scaled_inside(
     def same_loss(*args: Any, **kwargs: Any) -> Any:
         results = []
         tensors = [each for each in tf.nest.flatten((args, kwargs)) if isinstance(each, tf.Tensor)]
-        watched = [_without_gradient(each) for each in tensors if each.dtype.is_floating]
+        watched = [_without_gradient(_PREDICTIONS, each) for each in tensors if each.dtype.is_floating]
 
         def loss_and_gradients(*_: Any) -> Any:
             # The tape is persistent, because the caller's tape may be persistent and request the gradients several
@@ -238,17 +247,26 @@ def scaled_inside(
     return same_loss
 
 
-def _without_gradient(argument: tf.Tensor) -> tf.Tensor:
-    def refuse(_: Any) -> Any:
-        raise RuntimeError(
-            "A loss function from scale_inside() got a tensor that was computed from trained variables outside of it, "
-            "such as a model's predictions, so the model's gradients would not be scaled. The function must run the "
-            "model itself. If a library runs the model and then calls loss(labels, predictions), leave the loss as it "
-            "is and pass the library a model whose outputs go through scale_gradient(): lambda x: "
-            "optimizer.scale_gradient(model(x)). If the argument needs no gradient, pass tf.stop_gradient(argument)."
-        )
+_PREDICTIONS = (
+    "A loss function from scale_inside() got a tensor that was computed from trained variables outside of it, such as "
+    "a model's predictions, so the model's gradients would not be scaled. The function must run the model itself. If a "
+    "library runs the model and then calls loss(labels, predictions), leave the loss as it is and pass the library a "
+    "model whose outputs go through scale_gradient(): lambda x: optimizer.scale_gradient(model(x)). If the argument "
+    "needs no gradient, pass tf.stop_gradient(argument)."
+)
+_DERIVATIVE = (
+    "A loss contains a derivative of outputs from scale_gradient(), which the loss scale would multiply. Leave the "
+    "outputs as they are, and scale the loss: optimizer.scale_loss(loss)."
+)
 
-    return with_gradient(tf.identity, refuse, None)(argument)
+
+def _without_gradient(message: str, tensor: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
+    """Return a tensor as a function of itself and of others, whose gradient is an error."""
+
+    def refuse(_: Any) -> Any:
+        raise RuntimeError(message)
+
+    return tf.custom_gradient(lambda first, *_: (tf.identity(first), refuse))(tensor, *others)
 
 
 def _loss_of(result: Any) -> tf.Tensor:

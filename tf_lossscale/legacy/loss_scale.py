@@ -238,12 +238,18 @@ class DynamicLossScale(LossScale, dynamic.DynamicLossScale):
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, per_replica: self.update(per_replica), args=(grads,))
         local_results = tf.distribute.get_strategy().experimental_local_results
-        per_replica = [local_results(gradient) for gradient in tf.nest.flatten(grads) if gradient is not None]
-        apply = finite.all_finite(
+        gradients = [
             local if isinstance(local, tf.IndexedSlices) else tf.convert_to_tensor(local)
-            for gradient in per_replica
-            for local in gradient
-        )
+            for gradient in tf.nest.flatten(grads)
+            if gradient is not None
+            for local in local_results(gradient)
+        ]
+        if any(gradient.dtype.is_complex for gradient in gradients):
+            raise TypeError(
+                "update() does not take complex gradients, as in TensorFlow 1 and 2. tf_lossscale.LossScaleOptimizer "
+                "trains complex variables."
+            )
+        apply = finite.all_finite(gradients)
         return move_after(apply, self), apply
 
     def get_config(self) -> dict[str, Any]:

@@ -57,6 +57,11 @@ _SCALED_BY_ANOTHER = (
     "scale_loss() was called last. Pass the gradients to the other optimizer's get_unscaled_gradients(), and its "
     "results to apply_gradients() of the optimizer that trains the variables."
 )
+_CHANGED_WHILE_SCALED = (
+    "A gradient was clipped, normalized, compared with a number or added to an unscaled one while the loss scale "
+    "multiplied it, so the result depends on the loss scale. Call get_unscaled_gradients() first, and pass its results "
+    "to what changes the gradients. If a library changes them, use the inner optimizer's clipnorm or global_clipnorm."
+)
 _SCALES_A_LOSS = ("scale_loss", "get_scaled_loss")
 _NUMBERS = itertools.count()
 
@@ -199,12 +204,7 @@ class Contract:
         """Return what is known of gradients. Warn if one was changed while it was scaled, so that nothing is known."""
         kinds = _kinds(gradients, loss_scale)
         if _CHANGED in kinds:
-            self._say(
-                logging.warning,
-                "A gradient was clipped, normalized, compared with a number or added to an unscaled one while the loss "
-                "scale multiplied it, so the result depends on the loss scale. Call get_unscaled_gradients() first, "
-                "and pass its results to what changes the gradients.",
-            )
+            self._say(logging.warning, _CHANGED_WHILE_SCALED)
         return {None if kind is _CHANGED else kind for kind in kinds}
 
     # The decisions. ---------------------------------------------------------------------------------------------
