@@ -178,3 +178,8 @@ def test_a_copy_of_a_loss_scale_in_use_has_its_state_and_moves_alone(copied):
     [gradient] = other.unscale([tf.constant(4.0)])
     other.step([gradient * np.inf], lambda gradients: None)
     assert (gradient, other.state()["loss_scale"], scale.state()) == (1.0, 2.0, before)
+
+
+def test_an_unknown_rule_is_refused_with_the_known_ones():
+    with pytest.raises(TypeError, match=r"^DynamicLossScale\(\) got .*'growth_interval'.*`dynamic_growth_steps`"):
+        DynamicLossScale(8.0, growth_interval=5)

@@ -283,3 +283,11 @@ def test_a_subclass_gets_injected_arguments_in_its_constructor_only(family):
 def test_without_an_inner_optimizer_python_names_the_missing_argument():
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'inner_optimizer'"):
         LossScaleOptimizer()
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, (3, 1)), ({"dynamic": False, "initial_scale": 8.0}, (0, 0))])
+def test_steps_are_counted_if_they_can_be_skipped(options, expected):
+    optimizer, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), **options), tf.Variable(1.0)
+    for factor in (1.0, np.inf, 1.0):
+        optimizer.minimize(lambda factor=factor: weight * factor, [weight])
+    assert (optimizer.total_steps, optimizer.skipped_steps) == expected

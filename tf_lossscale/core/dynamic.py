@@ -62,6 +62,12 @@ class DynamicLossScale(LossScale):
     @with_rules
     def __init__(self, initial_scale: Scalar = 2.0**15, dynamic_growth_steps: Scalar = 2000, **rules: Any):
         super().__init__()
+        unknown = [name for name in rules if name not in KEYWORDS]
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__}() got an unexpected keyword argument '{unknown[0]}'. It takes `initial_scale`, "
+                f"`dynamic_growth_steps`, {', '.join(f'`{name}`' for name in KEYWORDS)}."
+            )
         growth_steps: Any = dynamic_growth_steps
         self._set_rules(initial_scale, Rules(growth_steps, **rules))
 

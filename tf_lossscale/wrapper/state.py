@@ -89,6 +89,14 @@ class WithLossScale(Forwarding):
         return self.scaler.skipped_steps if self.scaler.may_skip else 0
 
     @property
+    def total_steps(self) -> tf.Tensor | int:
+        """The number of steps, applied or skipped, as an int64 scalar tensor.
+
+        If the optimizer is configured never to skip a step, the value is the Python integer 0.
+        """
+        return self.scaler.total_steps if self.scaler.may_skip else 0
+
+    @property
     def skipped_in_a_row(self) -> tf.Tensor | int:
         """The number of skipped steps since the last applied step, as an int64 scalar tensor.
 
