@@ -27,6 +27,17 @@ def positive_number(name: str, value: Any, remedy: str) -> float:
     return number
 
 
+def normal_number(name: str, value: Any, remedy: str) -> float:
+    """Return `value` as a float. Raise an error if it is not a positive number that TensorFlow does not treat as 0."""
+    number = positive_number(name, value, remedy)
+    if number < FLOAT32_TINY:
+        raise ValueError(
+            f"`{name}` must be at least {FLOAT32_TINY:g}, because TensorFlow treats smaller float32 numbers as 0, but "
+            f"got: {value!r}. {remedy}"
+        )
+    return number
+
+
 def whole_number(name: str, value: Any, remedy: str, least: int = 1) -> int:
     """Return `value` as an int. Raise an error if it is not a whole number or is less than `least`."""
     number = _as_float(name, value, remedy)
@@ -53,6 +64,8 @@ def boolean(name: str, value: Any, remedy: str) -> bool:
     return value
 
 
+#: The smallest positive float32 number that kernels do not treat as 0.
+FLOAT32_TINY = 2.0**-126
 FLOAT32_MAX = 3.4028234663852886e38
 # 2**-150 and all smaller positive numbers are rounded to zero in float32.
 FLOAT32_ZERO = 2.0**-150

@@ -147,3 +147,18 @@ def test_a_fixed_scale_skips_nothing_unless_it_is_told_to_and_a_dynamic_one_alwa
         weight = tf.Variable(1.0)
         LossScaleOptimizer(family.sgd(), **kwargs).minimize(lambda weight=weight: weight * np.inf, [weight])
         assert bool(weight.numpy() == 1.0) is skips, kwargs
+
+
+@pytest.mark.parametrize("value", [1e-38, 1e-45])
+@pytest.mark.parametrize("others", [{}, {"dynamic": False}])
+def test_a_bound_or_fixed_scale_that_kernels_treat_as_zero_is_refused(others, value):
+    options = {**others, "initial_scale" if others else "min_scale": value}
+    with pytest.raises(ValueError, match=r"_scale` must be at least 1.17549e-38"):
+        LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), **options)
+
+
+def test_an_initial_scale_that_kernels_treat_as_zero_is_left_in_the_first_step():
+    optimizer, weight = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=1e-40), tf.Variable(1.0)
+    for _ in range(3):
+        optimizer.minimize(lambda: weight * 0.5, [weight])
+    assert (float(optimizer.loss_scale), int(optimizer.skipped_steps), weight.numpy()) == (1.0, 1, 0.5)

@@ -232,10 +232,8 @@ class DynamicLossScale(LossScale):
 
     def _is_usable(self, scale: tf.Tensor) -> Any:
         # Loss scales of older APIs accept other initial scales and factors. Kernels treat subnormal numbers as zero.
-        smallest = float(np.finfo(np.float32).tiny)
-        stays_positive = (
-            self.initial_scale >= smallest and self._rules.growth_factor > 0 and self._rules.backoff_factor > 0
-        )
+        factors = self._rules.growth_factor, self._rules.backoff_factor
+        stays_positive = self.initial_scale >= errors.FLOAT32_TINY and min(factors) > 0
         return tf.logical_and(tf.math.is_finite(scale), scale > 0) if stays_positive else True
 
     def _warn_in_skipped_step(self) -> Any:

@@ -415,7 +415,7 @@ class FixedLossScale(LossScale):
         if not isinstance(skip_nonfinite, bool):
             raise TypeError(f"`skip_nonfinite` must be a bool, but got: {skip_nonfinite!r}.")
         self.skip_nonfinite = skip_nonfinite
-        self.initial_scale: float = errors.positive_number("initial_scale", initial_scale, "Pass for example 1024.")
+        self.initial_scale: float = errors.normal_number("initial_scale", initial_scale, "Pass for example 1024.")
         if skip_nonfinite:
             _ = self.step_counts
 

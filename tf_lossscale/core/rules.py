@@ -106,7 +106,7 @@ class Rules:
                 f"`backoff_factor` must be below 1 in float32, but got: {self.backoff_factor!r}. "
                 "The usual value is 0.5."
             )
-        low = errors.positive_number("min_scale", self.min_scale, "The usual value is 1.0.")
+        low = errors.normal_number("min_scale", self.min_scale, "The usual value is 1.0.")
         high = None
         if self.max_scale is not None:
             high = errors.positive_number("max_scale", self.max_scale, "Pass None for float32's maximum.")
