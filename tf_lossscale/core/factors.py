@@ -94,15 +94,20 @@ class Factors:
         finally:
             self._in_thread.is_reading = False
 
+    def mark(self, factor: Any, owner: Any) -> None:
+        """Mark a scale that was read in a graph with the unit of the place."""
+        if isinstance(getattr(factor, "graph", None), tf.Graph):
+            mark_factor(factor, self.unit_here(owner))
+
     def note_read(self, scale: Any, owner: Any) -> None:
         """Record that the user has read the scale, and may scale a loss by it."""
-        mark_factor(scale, self.unit_here(owner))
+        self.mark(scale, owner)
         if not self._in_thread.is_reading:
             self._unfinished.update(functions()[:1])
             self._record("read", scale)
 
     def _record(self, kind: str, tensors: Any, factor: Any = None) -> None:
-        births = [birth(each) for each in tf.nest.flatten(tensors) if birth(each) is not None]
+        births: list[Any] = [born for born in map(birth, tf.nest.flatten(tensors)) if born is not None]
         if functions():
             # The function may return gradients of a loss that it has scaled.
             with tf.init_scope():

@@ -54,6 +54,8 @@ def enclosing(graph: Any = None) -> list[Any]:
 
 def functions(graph: Any = None) -> list[Any]:
     """Return the functions among `enclosing(graph)`, and the TF1 graph around them if any."""
+    if graph is None and tf.executing_eagerly():
+        return []
     # The graphs of branches and loops are instances of subclasses of FuncGraph.
     has_session = not tf.compat.v1.executing_eagerly_outside_functions()
     return [

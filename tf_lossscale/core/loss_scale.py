@@ -166,7 +166,7 @@ class LossScale(Variables):
             raise ValueError(
                 f"{type(self).__name__}.__call__() must return a scalar, but returned a tensor of shape {scale.shape}."
             )
-        origins.mark_factor(scale, self._factors.unit_here(self))
+        self._factors.mark(scale, self)
         return scale
 
     def _scaled(self, loss: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:

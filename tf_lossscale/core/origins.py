@@ -66,11 +66,14 @@ SCALED_TWICE = (
 )
 
 
+def _is_in_graph(tensor: Any) -> bool:
+    return isinstance(getattr(tensor, "graph", None), tf.Graph)
+
+
 def mark_factor(factor: Any, unit: Unit) -> None:
     """Mark a tensor of a graph as a factor that was read from a loss scale, which may have read it from another one."""
-    if isinstance(getattr(factor, "graph", None), tf.Graph):
-        setattr(factor, _UNIT, unit)
-        unit.factors.append(factor)
+    setattr(factor, _UNIT, unit)
+    unit.factors.append(factor)
 
 
 def mark(tensors: Any, loss_scale: Any, scaled: bool) -> None:
@@ -123,6 +126,8 @@ class _Walk:
         if isinstance(tensor, (tf.IndexedSlices, tf.RaggedTensor)):
             values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor.flat_values
             return _with_mark(self.of(values), tensor)
+        if not _is_in_graph(tensor):
+            return _with_mark(None, tensor)
         path, entered = [tensor], {id(tensor)}
         while path:
             missing = [each for each in _inputs(path[-1]) if id(each) not in self.known and id(each) not in entered]
@@ -205,7 +210,7 @@ def _outside(found: Origin, op: tf.Operation, body: Any) -> Origin:
 
 def _inputs(tensor: Any) -> list[Any]:
     """Return the tensors that an operation computes a tensor from. The input of a branch is one outside of it."""
-    if hasattr(tensor, _UNIT) or not isinstance(getattr(tensor, "graph", None), tf.Graph):
+    if hasattr(tensor, _UNIT) or not _is_in_graph(tensor):
         return []
     return [each for each in graphs.inputs_of(tensor) if each.dtype != tf.resource]
 
@@ -215,8 +220,11 @@ def _with_mark(found: Origin, tensor: Any) -> Origin:
     loss_scale, scaled = marked_by(tensor)
     if loss_scale is None or (scaled and found is not None):
         return found
-    others = {unit: power for unit, power in (found or {}).items() if unit.owner is not loss_scale}
-    return {**others, loss_scale._factors.unit_here(loss_scale): 1.0 if scaled else 0.0}
+    result = {loss_scale._factors.unit_here(loss_scale): 1.0 if scaled else 0.0}
+    for unit, power in (found or {}).items():
+        if unit.owner is not loss_scale:
+            result[unit] = power
+    return result
 
 
 def _product(found: Iterable[Origin]) -> Origin:

@@ -201,8 +201,13 @@ class Contract:
             )
 
     def _kinds(self, gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
-        """Return what is known of gradients. Warn if one was changed while it was scaled, so that nothing is known."""
-        kinds = _kinds(gradients, loss_scale)
+        """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one.
+
+        Raise an error if one is scaled twice. Warn if one was changed while it was scaled, so that nothing is known.
+        """
+        kinds = {_kind(found, loss_scale) for found in origins(each for each in gradients if each is not None)}
+        if _SCALED_TWICE in kinds:
+            raise RuntimeError(SCALED_TWICE)
         if _CHANGED in kinds:
             self._say(logging.warning, _CHANGED_WHILE_SCALED)
         return {None if kind is _CHANGED else kind for kind in kinds}
@@ -374,33 +379,23 @@ def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:
 _SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_TWICE, _CHANGED = "by another", "not by another", "twice", "changed"
 
 
-def _kinds(gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
-    """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one.
-
-    Raise an error if one is scaled twice.
-    """
-    present = [each for each in gradients if each is not None]
-    kinds = {_kind(found, loss_scale) for found in origins(present)}
-    if _SCALED_TWICE in kinds:
-        raise RuntimeError(SCALED_TWICE)
-    return kinds
-
-
 def _were_created_for_another(gradients: Iterable[Any], kinds: set[Any], loss_scale: Any) -> bool:
     """Return whether unknown gradients were created in a backward pass of a loss that another loss scale multiplied."""
     return None in kinds and any(each is not None and loss_scale._factors.is_of_another(each) for each in gradients)
 
 
 def _kind(found: Origin, loss_scale: Any) -> Any:
-    own = [power for unit, power in (found or {}).items() if unit.owner is loss_scale]
-    others = [power for unit, power in (found or {}).items() if unit.owner is not loss_scale]
-    if any(others) and not any(own):
-        return _SCALED_BY_OTHER
     if found is None:
         return None
+    own: list[float] = []
+    others: list[float] = []
+    for unit, power in found.items():
+        (own if unit.owner is loss_scale else others).append(power)
     if any(own):
-        power = sum(own)
-        return _SCALED_TWICE if power > 1 else True if power == 1 else _CHANGED
+        total = sum(own)
+        return _SCALED_TWICE if total > 1 else True if total == 1 else _CHANGED
+    if any(others):
+        return _SCALED_BY_OTHER
     return False if own else _UNSCALED_BY_OTHER
 
 
