@@ -181,13 +181,43 @@ def test_what_is_masked_before_it_is_unscaled_is_no_overflow(way):
     assert weight.numpy().tolist() == [1.0, 0.5]
 
 
-def test_a_loop_that_passes_the_gradients_on_pays_for_no_second_check(monkeypatch):
+VISIBLE = named(
+    {
+        "unchanged": lambda gradient: gradient,
+        "clipped by norm": lambda gradient: tf.clip_by_global_norm([gradient], 10.0)[0][0],
+        "averaged": lambda gradient: tf.add_n([gradient, gradient]) / 2.0,
+        "decayed": lambda gradient: gradient - 0.0 * tf.ones_like(gradient),
+    }
+)
+
+
+@pytest.mark.parametrize("change", VISIBLE)
+def test_a_loop_that_hides_nothing_pays_for_no_second_check(change, monkeypatch):
     monkeypatch.setattr(hidden_overflow, "all_finite", None)  # a call would raise an error
-    for way in ("eager", "function"):
-        weight = tf.Variable([1.0, 1.0])
-        optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=1024)
-        WAYS[way](trained(optimizer, [weight], lambda gradient: gradient))(tf.constant([1.0, 1.0]))
-        assert weight.numpy().tolist() == [0.5, 0.5]
+    weight = tf.Variable([1.0, 1.0])
+    optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=1024)
+    step = tf.function(trained(optimizer, [weight], change))
+    step(tf.constant([1.0, 1.0]))
+    assert weight.numpy().tolist() == [0.5, 0.5]
+    step(tf.constant([INF, 1.0]))
+    assert (weight.numpy().tolist(), int(optimizer.skipped_steps)) == ([0.5, 0.5], 1)
+
+
+@pytest.mark.parametrize("change", [lambda g: 1.0 / g, lambda g: tf.maximum(g, 0.0), lambda g: g[::-1] * 0.5])
+def test_a_loop_that_may_hide_something_pays_for_it(change, monkeypatch):
+    monkeypatch.setattr(hidden_overflow, "all_finite", None)
+    weight = tf.Variable([1.0, 1.0])
+    optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=1024)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        tf.function(trained(optimizer, [weight], change))(tf.constant([1.0, 1.0]))
+
+
+def test_an_eager_loop_that_passes_the_gradients_on_pays_for_no_second_check(monkeypatch):
+    monkeypatch.setattr(hidden_overflow, "all_finite", None)
+    weight = tf.Variable([1.0, 1.0])
+    optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=1024)
+    trained(optimizer, [weight], lambda gradient: gradient)(tf.constant([1.0, 1.0]))
+    assert weight.numpy().tolist() == [0.5, 0.5]
 
 
 def test_in_eager_mode_gradients_of_other_variables_are_not_taken_for_the_last_ones():

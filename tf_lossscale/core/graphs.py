@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -146,11 +146,11 @@ def at_end_of_trace(act: Callable[[], None]) -> bool:
     return add is not None
 
 
-def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.Tensor]:
+def ancestors(tensors: Any, origins_of: Callable[[tf.Tensor], Iterable[tf.Tensor]]) -> Iterator[tf.Tensor]:
     """Iterate over the tensors in a structure that belong to graphs, and the tensors that they were computed from.
 
-    `passes` says whether to go on to the inputs of a tensor's operation, or from the input of a function, branch or
-    loop to the tensor outside of it. An eager tensor has no known ancestors.
+    `origins_of` returns the tensors to go on to, which are some of `inputs_of` a tensor. An eager tensor has no known
+    ancestors.
     """
     to_visit, seen = [each for each in tf.nest.flatten(tensors, expand_composites=True)], set()
     while to_visit:
@@ -159,8 +159,7 @@ def ancestors(tensors: Any, passes: Callable[[tf.Tensor], bool]) -> Iterator[tf.
             continue
         seen.add(id(each))
         yield each
-        if passes(each):
-            to_visit.extend(inputs_of(each))
+        to_visit.extend(origins_of(each))
 
 
 def inputs_of(tensor: tf.Tensor) -> list[tf.Tensor]:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.graphs import ancestors, at_end_of_trace, do_not_convert, functions, notes
+from tf_lossscale.core.graphs import ancestors, at_end_of_trace, do_not_convert, functions, inputs_of, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.core.origins import SCALED_TWICE, Origin, marked_by, origins
 from tf_lossscale.wrapper.shared import SharedLossScale
@@ -407,12 +407,12 @@ _KEEPING_THE_SCALE = re.compile("Add(N|V2)?|Cast|Identity|Mean|Neg|Pack|Reshape|
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
     """Raise an error if a loss, or in a graph a sum, mean or multiple of one, was already multiplied by this scale."""
 
-    def keeps_the_scale(tensor: tf.Tensor) -> bool:
+    def terms_of(tensor: tf.Tensor) -> list[tf.Tensor]:
         by_constant = tensor.op.type == "Mul" and any(factor.op.type == "Const" for factor in tensor.op.inputs)
-        return bool(by_constant or _KEEPING_THE_SCALE.fullmatch(tensor.op.type))
+        return inputs_of(tensor) if by_constant or _KEEPING_THE_SCALE.fullmatch(tensor.op.type) else []
 
     for part in tf.nest.flatten(loss):
-        if any(marked_by(tensor) == (loss_scale, True) for tensor in [part, *ancestors(part, keeps_the_scale)]):
+        if any(marked_by(tensor) == (loss_scale, True) for tensor in [part, *ancestors(part, terms_of)]):
             raise RuntimeError(
                 "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
                 "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."

@@ -7,18 +7,21 @@ each step.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
 import tensorflow as tf
 
 from tf_lossscale.core.finite import all_finite
-from tf_lossscale.core.graphs import ancestors
+from tf_lossscale.core.graphs import ancestors, inputs_of
 from tf_lossscale.core.origins import marked_by
 from tf_lossscale.core.scaling import over_values
 
 # The control flow of TF1 graphs. A tensor of a branch or loop cannot be used outside of it.
 _CONTROL_FLOW = ("Enter", "Exit", "Merge", "NextIteration", "Switch")
+# Elementwise operations, of which `tf.clip_by_global_norm` and averages consist.
+_KEEPING_OVERFLOWS = re.compile("Add(N|V2)?|Identity(N)?|Mul|Neg|RealDiv|Sub")
 
 
 class Results(threading.local):
@@ -64,12 +67,21 @@ def _of_eager(scaled: list[Any], changed: list[int], results: Results) -> list[A
 
 
 def _in_graph(scaled: list[Any], changed: list[int], loss_scale: Any) -> list[Any]:
-    """Return the results of `get_unscaled_gradients` from which gradients were computed."""
+    """Return the results of `get_unscaled_gradients` that gradients were computed from, and whose overflow may hide."""
 
     def is_result(tensor: tf.Tensor) -> bool:
         return marked_by(tensor) == (loss_scale, False)
 
-    def passes(tensor: tf.Tensor) -> bool:
-        return not is_result(tensor) and tensor.op.type not in _CONTROL_FLOW
+    def origins_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+        return [] if is_result(tensor) or tensor.op.type in _CONTROL_FLOW else inputs_of(tensor)
 
-    return [each for each in ancestors([scaled[i] for i in changed], passes) if is_result(each)]
+    def visible_in(tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Return the inputs whose infinite and NaN values make the same elements of a tensor infinite or NaN."""
+        if is_result(tensor) or not _KEEPING_OVERFLOWS.fullmatch(tensor.op.type):
+            return []
+        inputs = inputs_of(tensor)[:1] if tensor.op.type == "RealDiv" else inputs_of(tensor)
+        return [each for each in inputs if tensor.shape.is_fully_defined() and each.shape == tensor.shape]
+
+    gradients = [scaled[i] for i in changed]
+    visible = {id(each) for each in ancestors(scaled, visible_in)}
+    return [each for each in ancestors(gradients, origins_of) if is_result(each) and id(each) not in visible]
