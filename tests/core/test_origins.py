@@ -156,6 +156,38 @@ def test_factors_before_and_after_a_step_are_different_units():
     assert [len(each) for each in units] == [1, 2]
 
 
+def called_in_a_loop(step, x):
+    for _ in tf.range(tf.cast(x, tf.int32)):
+        step()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step, x: step(),
+        lambda step, x: tf.function(step)(),
+        lambda step, x: tf.cond(x > 0.0, step, lambda: False),
+        called_in_a_loop,
+    ],
+    ids=["called", "called in a function", "in a branch", "in a loop"],
+)
+def test_a_function_that_was_traced_before_ends_a_unit_when_it_is_called(call):
+    scale = DynamicLossScale(8.0, dynamic_growth_steps=1)
+    step = tf.function(lambda: scale.step([tf.constant(1.0)], lambda gradients: None))
+    step()
+
+    @tf.function
+    def function(x, adds=False):
+        before = scale.scale(x)
+        call(step, x)
+        after = scale.scale(x)
+        return scale.unscale([before + after]) if adds else [*scale.unscale([before]), *scale.unscale([after])]
+
+    assert [each.numpy() for each in function(tf.constant(3.0))] == [3.0, 3.0]
+    with pytest.raises(RuntimeError, match="of several losses"):
+        function(tf.constant(3.0), adds=True)
+
+
 def test_a_gradient_of_losses_before_and_after_a_step_is_refused():
     scale = DynamicLossScale(8.0)
 
