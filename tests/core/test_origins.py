@@ -69,6 +69,27 @@ def of_a_function(s, x):
     return tape.gradient(result, s, output_gradients=s)
 
 
+def of_a_custom_gradient_of_complex_numbers(s, x):
+    return tf.math.real(tf.complex(2.0 * s, 3.0 * s) * tf.complex(x, x))
+
+
+def of_an_operation_that_adds_or_multiplies(s, x):
+    zero, peephole = tf.zeros_like(x), tf.zeros([2])
+    cell = {"cs_prev": zero, "h_prev": zero, "w": tf.ones([4, 8]), "b": tf.zeros([8])}
+    cell |= {f"wc{gate}": peephole for gate in "ifo"}
+    outputs = tf.raw_ops.LSTMBlockCell(x=x, **cell)
+    return tf.raw_ops.LSTMBlockCellGrad(
+        **{"x": x, **cell, **{name: getattr(outputs, name) for name in ("i", "cs", "f", "o", "ci", "co")}},
+        cs_grad=s,
+        h_grad=2.0 * s,
+        use_peephole=False,
+    ).dicfo
+
+
+def of_a_python_function(s, x):
+    return tf.ensure_shape(tf.py_function(lambda g: g * 2.0, [s], tf.float32), [2, 2])
+
+
 def of_convolutions(s, x):
     image = tf.reshape(x, [1, 2, 2, 1])
     with tf.GradientTape() as tape:
@@ -99,7 +120,15 @@ def of_convolutions(s, x):
             (each, 1)
             for each in (called, of_two_identities, in_a_branch, in_a_switch, in_a_loop, in_a_loop_with_a_list)
         ),
-        *((each, power) for each, power in ((unscaled_in_a_function, 0), (of_a_function, 2), (of_convolutions, 1))),
+        *((each, power) for each, power in ((unscaled_in_a_function, 0), (of_a_function, 1), (of_convolutions, 1))),
+        (of_a_custom_gradient_of_complex_numbers, 1),
+        (of_an_operation_that_adds_or_multiplies, None),
+        (of_a_python_function, None),
+        (lambda s, x: tf.linalg.set_diag(s, tf.linalg.diag_part(s)), 1),
+        (lambda s, x: tf.linalg.solve(s, s), 0),
+        (lambda s, x: tf.linalg.inv(s) @ s, 0),
+        (lambda s, x: tf.minimum(s, 0.0), 1),
+        (lambda s, x: tf.minimum(s, 1.0), math.nan),
     ],
 )
 def test_powers_of_a_loss_scale(compute, power):
@@ -125,6 +154,38 @@ def test_factors_before_and_after_a_step_are_different_units():
 
     function(tf.constant(1.0))
     assert [len(each) for each in units] == [1, 2]
+
+
+def called_in_a_loop(step, x):
+    for _ in tf.range(tf.cast(x, tf.int32)):
+        step()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step, x: step(),
+        lambda step, x: tf.function(step)(),
+        lambda step, x: tf.cond(x > 0.0, step, lambda: False),
+        called_in_a_loop,
+    ],
+    ids=["called", "called in a function", "in a branch", "in a loop"],
+)
+def test_a_function_that_was_traced_before_ends_a_unit_when_it_is_called(call):
+    scale = DynamicLossScale(8.0, dynamic_growth_steps=1)
+    step = tf.function(lambda: scale.step([tf.constant(1.0)], lambda gradients: None))
+    step()
+
+    @tf.function
+    def function(x, adds=False):
+        before = scale.scale(x)
+        call(step, x)
+        after = scale.scale(x)
+        return scale.unscale([before + after]) if adds else [*scale.unscale([before]), *scale.unscale([after])]
+
+    assert [each.numpy() for each in function(tf.constant(3.0))] == [3.0, 3.0]
+    with pytest.raises(RuntimeError, match="of several losses"):
+        function(tf.constant(3.0), adds=True)
 
 
 def test_a_gradient_of_losses_before_and_after_a_step_is_refused():

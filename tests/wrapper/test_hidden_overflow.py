@@ -121,6 +121,29 @@ def test_a_branch_that_applies_checks_the_gradients_outside_of_it():
     assert (weight.numpy().tolist(), float(optimizer.loss_scale)) == ([1.0, 1.0], 512.0)
 
 
+@pytest.mark.parametrize("apply_changes", [masked, lambda gradient: gradient], ids=["masked", "as they are"])
+def test_the_results_of_a_called_function_are_checked_once(apply_changes, monkeypatch):
+    checks, all_finite = [], hidden_overflow.all_finite
+    monkeypatch.setattr(hidden_overflow, "all_finite", lambda *args: checks.append(1) or all_finite(*args))
+    weight = tf.Variable([1.0, 1.0])
+    optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=1024)
+
+    @tf.function
+    def gradients(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.reduce_sum(weight * factor))
+        return optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+
+    @tf.function
+    def step(factor):
+        [gradient] = gradients(factor)
+        optimizer.apply_gradients([(apply_changes(gradient), weight)])
+
+    step(tf.constant([INF, 1.0]))
+    assert (weight.numpy().tolist(), float(optimizer.loss_scale)) == ([1.0, 1.0], 512.0)
+    assert len(checks) == (apply_changes is masked)
+
+
 def test_a_session_skips_the_step():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         weight, factor = (

@@ -220,6 +220,40 @@ def test_evaluations_of_a_model_that_contains_it_change_nothing(family):
             np.testing.assert_allclose(weight.numpy(), value - 0.5 * gradient.numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_the_gradients_of_complex_outputs_are_scaled(way):
+    weight = tf.Variable(tf.complex([1.0, 2.0], [0.5, -1.0]))
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=8.0)
+    optimizer.build([weight])
+
+    @WAYS[way]
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.abs(optimizer.scale_gradient(weight)) ** 2) / 2.0
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    step()
+    np.testing.assert_allclose(weight.numpy(), [0.5 + 0.25j, 1.0 - 0.5j], rtol=1e-6)
+
+
+def test_in_a_function_a_gradient_that_the_scales_of_two_optimizers_multiply_is_not_applied():
+    weights = [tf.Variable(2.0) for _ in range(2)]
+    optimizers = [LossScaleOptimizer(tf.keras.optimizers.SGD(0.5)) for _ in weights]
+    for optimizer, weight in zip(optimizers, weights):
+        optimizer.build([weight])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:  # of a generator, whose loss passes through the discriminator
+            fake = optimizers[0].scale_gradient(weights[0] * 1.0)
+            loss = optimizers[1].scale_gradient(weights[1] * fake)
+        optimizers[0].apply_gradients([(tape.gradient(loss, weights[0]), weights[0])])
+
+    with pytest.raises(RuntimeError, match="of another LossScaleOptimizer multiplies a gradient"):
+        step()
+    assert weights[0].numpy() == 2.0
+
+
 @with_keras_3
 def test_a_lambda_layer_at_the_end_of_a_model_scales_its_gradients():
     keras = tf.keras

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_lossscale.core.graphs import birth, enclosing, functions, notes
-from tf_lossscale.core.origins import Unit, mark_factor, origins, units_of
+from tf_lossscale.core.origins import Unit, called_bodies, mark_factor, origins, units_of
 
 
 class _Event(NamedTuple):
@@ -59,8 +59,26 @@ class Factors:
     # Units of graphs. -------------------------------------------------------------------------------------------
 
     def _units(self, owner: Any, function: Any) -> list[Unit]:
-        """Return the units of a loss scale in a function. Each of its steps there ends one."""
-        return notes(function).setdefault(self, [Unit(owner, function)])
+        """Return the units of a loss scale in a function. Each of its steps there ends one.
+
+        A function that was traced before takes its steps again when it is called.
+        """
+        units = notes(function).setdefault(self, [Unit(owner, function)])
+        for graph in {function, *(each for each in enclosing() if functions(each)[:1] == [function])}:
+            version, seen = notes(graph).get((self, "seen"), (0, 0))
+            if version < graph.version:
+                operations = graph.get_operations()
+                notes(graph)[self, "seen"] = graph.version, len(operations)
+                for position, op in enumerate(operations[seen:], seen + 1):
+                    if any(self._has_step(body) for body, _ in called_bodies(op)):
+                        units[-1].end[graph] = position
+                        units.append(Unit(owner, function))
+        return units
+
+    def _has_step(self, graph: Any) -> bool:
+        """Return whether a function, or one that it calls, takes a step."""
+        inner = (body for op in graph.get_operations() for body, _ in called_bodies(op))
+        return len(notes(graph).get(self, ())) > 1 or any(map(self._has_step, inner))
 
     def unit_here(self, owner: Any) -> Unit:
         """Return the unit of the factors that are read now."""

@@ -47,16 +47,21 @@ _NO_MARK = ((lambda: None), None)
 _UNCLEAR = float("nan")
 
 _SUMS = re.compile(
-    "Add(N|V2)?|Sub|Pack|Concat(V2)?|Select(V2)?|Merge|DynamicStitch|ParallelDynamicStitch|"
+    "Add(N|V2)?|Sub|Pack|Concat(V2)?|Select(V2)?|Merge|DynamicStitch|ParallelDynamicStitch|Complex|MatrixSetDiag(V[23])?|"
     "TensorListPushBack|TensorListSetItem|TensorListConcatLists|TensorScatter(Add|Sub|Update)|(Unsorted)?SegmentSum"
 )
 _BOUNDS = re.compile("Maximum|Minimum|ClipByValue|TensorScatter(Max|Min)")
+_PRODUCTS = re.compile("Mul(NoNan)?|(Batch)?MatMul(V[23])?|Einsum|SquaredDifference")
 _QUOTIENTS = re.compile("RealDiv|Div|DivNoNan|Xdivy")
+_SOLUTIONS = re.compile("Matrix(Triangular)?Solve")
 _POWERS = {"Square": 2.0, "L2Loss": 2.0, "Sqrt": 0.5, "Rsqrt": -0.5, "Reciprocal": -1.0, "Inv": -1.0, "Sign": 0.0}
+_POWERS |= {"MatrixInverse": -1.0, "Cholesky": 0.5}
 _OTHERS = re.compile(
     "Exp|Expm1|Log|Log1p|Tanh|Sigmoid|LogSoftmax|Softmax|Softplus|Softsign|Selu|Relu6|Sin|Cos|Tan|Asinh?|Acosh?|Atanh?|"
-    "Sinh|Cosh|Erfc?|Pow|Floor|Ceil|Round|Rint|FloorMod|FloorDiv|(Eager)?PyFunc(Stateless)?"
+    "Sinh|Cosh|Erfc?|Pow|Floor|Ceil|Round|Rint|FloorMod|FloorDiv"
 )
+_OF_FIRST = re.compile("(Leaky)?ReluGrad")
+_PYTHON = re.compile("(Eager)?PyFunc(Stateless)?")
 
 
 SCALED_TWICE = (
@@ -147,13 +152,15 @@ class _Walk:
         inputs = _inputs(tensor)
         if not inputs:
             return _with_mark(None, tensor)
-        found, bodies = [self.known.get(id(each)) for each in inputs], list(_bodies(tensor.op))
+        found, bodies = [self.known.get(id(each)) for each in inputs], list(called_bodies(tensor.op))
         if tensor.op.type == "Placeholder":
             result = found[0]
         elif tensor.op.type == "Sub" and inputs[0] is inputs[1]:
             result = None  # tf.clip_by_global_norm adds zero, or NaN if the norm is not finite.
         elif bodies:
             result = self._from_bodies(tensor, bodies)
+        elif _BOUNDS.fullmatch(tensor.op.type):
+            result = _from_factors(tensor.op.type, [each for i, each in zip(inputs, found) if not _is_zero(i)])
         else:
             is_number = tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.variant
             result = _from_factors(tensor.op.type, found) if is_number else None
@@ -172,16 +179,35 @@ class _Walk:
 
 
 def _from_factors(kind: str, found: list[Origin]) -> Origin:
-    """Return the origin of an operation's results. An operation that is not listed is linear in each of its inputs."""
+    """Return the origin of an operation's results.
+
+    An operation that is not listed is linear in each of its inputs. But if several of them are scaled alike, it may be
+    a sum or a product, and nothing is known: a cell of a recurrent network takes the gradients of all of its outputs.
+    """
+    if _OF_FIRST.fullmatch(kind):
+        return found[0]
     if _SUMS.fullmatch(kind):
         return _alike(found)
     if _BOUNDS.fullmatch(kind) and None not in found:
         return _alike(found)
     if _QUOTIENTS.fullmatch(kind):
         return _product([found[0], _power(found[1], -1.0)])
+    if _SOLUTIONS.fullmatch(kind):
+        return _product([_power(found[0], -1.0), found[1]])
     if _BOUNDS.fullmatch(kind) or _OTHERS.fullmatch(kind):
         return _power(_product(found), _UNCLEAR)
+    powers = [{unit: power for unit, power in (each or {}).items() if power} for each in found]
+    scaled = [each for each in powers if each]
+    are_alike = len(scaled) > 1 and all(each == scaled[0] for each in scaled)
+    if (are_alike and not _PRODUCTS.fullmatch(kind)) or (scaled and _PYTHON.fullmatch(kind)):
+        return None
     return _power(_product(found), _POWERS.get(kind, 1.0))
+
+
+def _is_zero(tensor: Any) -> bool:
+    """Return whether a tensor is a constant zero, which is zero at every scale."""
+    value = tf.get_static_value(tensor)
+    return value is not None and not value.any()
 
 
 #: The attributes that name functions, and the number of inputs of the operation that the functions do not get.
@@ -189,7 +215,7 @@ _FUNCTIONS = {"f": 0, "then_branch": 1, "else_branch": 1, "branches": 1, "body":
 _LOOPS = ("While", "StatelessWhile")
 
 
-def _bodies(op: tf.Operation) -> Iterator[tuple[Any, int]]:
+def called_bodies(op: tf.Operation) -> Iterator[tuple[Any, int]]:
     """Iterate over the graphs of the functions that an operation calls, with the number of inputs that they skip."""
     if op.type.endswith(("Call", "If", "While", "Case", "Launch")):
         for name, skipped in _FUNCTIONS.items():

@@ -40,7 +40,7 @@ def scale_loss(loss: Any, scale: tf.Tensor, on_backward: Callable[[Any], None] |
 
 
 def scale_gradient(tensors: Any, scale: tf.Tensor, on_backward: Callable[[Any], None]) -> Any:
-    """Return the tensors in a structure unchanged, but multiply the gradients of floating-point ones by a scale.
+    """Return the tensors in a structure unchanged, but multiply the gradients of real and complex ones by a scale.
 
     In eager mode, each backward pass passes the product to `on_backward`.
     """
@@ -54,7 +54,7 @@ def scale_gradient(tensors: Any, scale: tf.Tensor, on_backward: Callable[[Any], 
     def unchanged(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
             return part.with_flat_values(unchanged(part.flat_values))
-        return same(part) if tf.is_tensor(part) and part.dtype.is_floating else part
+        return same(part) if tf.is_tensor(part) and is_real_or_complex(part.dtype) else part
 
     return tf.nest.map_structure(unchanged, tensors)
 

@@ -180,7 +180,7 @@ class Contract:
 
     def require_scaled(self, gradients: list[Any], loss_scale: Any) -> None:
         """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only."""
-        found = self._kinds(gradients, loss_scale)
+        found = {True if kind is _SCALED_BY_SEVERAL else kind for kind in self._kinds(gradients, loss_scale)}
         inside = self._places()[0].since_last_update()[-1:]
         if inside and inside[0].method == "inside" and (not found or found - {True}):
             raise RuntimeError(
@@ -257,7 +257,7 @@ class Contract:
         return decision
 
     def _decide(self, kinds: set[Any], after: dict[str, bool], otherwise: bool) -> Decision:
-        if _SCALED_BY_OTHER in kinds:
+        if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         kinds = {False if kind is _UNSCALED_BY_OTHER else kind for kind in kinds}
         if kinds >= {True, False}:
@@ -318,7 +318,7 @@ class Contract:
 
     def _require_not_unscaled(self, kinds: set[Any], places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
-        if _SCALED_BY_OTHER in kinds:
+        if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         answers, is_fresh = {True}, False
         if None in kinds or not kinds:
@@ -376,7 +376,8 @@ def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:
 
 # The origins. -----------------------------------------------------------------------------------------------------
 
-_SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_TWICE, _CHANGED = "by another", "not by another", "twice", "changed"
+_SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_BY_SEVERAL = "by another", "not by another", "by several"
+_SCALED_TWICE, _CHANGED = "twice", "changed"
 
 
 def _were_created_for_another(gradients: Iterable[Any], kinds: set[Any], loss_scale: Any) -> bool:
@@ -392,8 +393,8 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     for unit, power in found.items():
         (own if unit.owner is loss_scale else others).append(power)
     if any(own):
-        total = sum(own)
-        return _SCALED_TWICE if total > 1 else True if total == 1 else _CHANGED
+        total, once = sum(own), _SCALED_BY_SEVERAL if any(others) else True
+        return _SCALED_TWICE if total > 1 else once if total == 1 else _CHANGED
     if any(others):
         return _SCALED_BY_OTHER
     return False if own else _UNSCALED_BY_OTHER

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_lossscale.core.finite import all_finite
 from tf_lossscale.core.graphs import ancestors, inputs_of
-from tf_lossscale.core.origins import marked_by
+from tf_lossscale.core.origins import called_bodies, marked_by
 from tf_lossscale.core.scaling import over_values
 
 # The control flow of TF1 graphs. A tensor of a branch or loop cannot be used outside of it.
@@ -42,7 +42,7 @@ def with_hidden_overflow(gradients: list[Any], scaled: list[Any], results: Resul
 
     `scaled` are the gradients that depend on the loss scale, with None in place of others.
     """
-    changed = [i for i, each in enumerate(scaled) if each is not None and marked_by(each) != (loss_scale, False)]
+    changed = [i for i, each in enumerate(scaled) if each is not None and not _is_result(each, loss_scale)]
     unscaled = _of_eager(scaled, changed, results) if tf.executing_eagerly() else _in_graph(scaled, changed, loss_scale)
     if not unscaled:
         return gradients
@@ -69,19 +69,29 @@ def _of_eager(scaled: list[Any], changed: list[int], results: Results) -> list[A
 def _in_graph(scaled: list[Any], changed: list[int], loss_scale: Any) -> list[Any]:
     """Return the results of `get_unscaled_gradients` that gradients were computed from, and whose overflow may hide."""
 
-    def is_result(tensor: tf.Tensor) -> bool:
-        return marked_by(tensor) == (loss_scale, False)
-
     def origins_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-        return [] if is_result(tensor) or tensor.op.type in _CONTROL_FLOW else inputs_of(tensor)
+        return [] if _is_result(tensor, loss_scale) or tensor.op.type in _CONTROL_FLOW else inputs_of(tensor)
 
     def visible_in(tensor: tf.Tensor) -> list[tf.Tensor]:
         """Return the inputs whose infinite and NaN values make the same elements of a tensor infinite or NaN."""
-        if is_result(tensor) or not _KEEPING_OVERFLOWS.fullmatch(tensor.op.type):
+        if _is_result(tensor, loss_scale) or not _KEEPING_OVERFLOWS.fullmatch(tensor.op.type):
             return []
         inputs = inputs_of(tensor)[:1] if tensor.op.type == "RealDiv" else inputs_of(tensor)
         return [each for each in inputs if tensor.shape.is_fully_defined() and each.shape == tensor.shape]
 
     gradients = [scaled[i] for i in changed]
     visible = {id(each) for each in ancestors(scaled, visible_in)}
-    return [each for each in ancestors(gradients, origins_of) if is_result(each) and id(each) not in visible]
+    results = [each for each in ancestors(gradients, origins_of) if _is_result(each, loss_scale)]
+    return [each for each in results if id(each) not in visible]
+
+
+def _is_result(tensor: Any, loss_scale: Any) -> bool:
+    """Return whether `get_unscaled_gradients` returned a tensor, also in a called function or a branch."""
+    if marked_by(tensor) == (loss_scale, False):
+        return True
+    tensor = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+    if not isinstance(getattr(tensor, "graph", None), tf.Graph):
+        return False
+    if tensor.op.type == "Identity":
+        return _is_result(tensor.op.inputs[0], loss_scale)
+    return any(_is_result(body.outputs[tensor.value_index], loss_scale) for body, _ in called_bodies(tensor.op))

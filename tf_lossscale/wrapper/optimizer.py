@@ -353,6 +353,10 @@ class LossScaleOptimizer(Saving):
         `apply_gradients`. The library's loss stays unscaled, the backward pass of the model is scaled, and
         `apply_gradients` divides its gradients. Without a step, for example in an evaluation, nothing changes.
 
+        Every gradient must pass through this method once: a loss of the weights alone, such as a regularizer, is lost,
+        and outputs must not be fed to this or another such model. The library must not clip the gradients. If it adds
+        such losses or clips, use `scale_inside`.
+
         >>> import tensorflow as tf
         >>> from tf_lossscale import LossScaleOptimizer
         >>> optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.25), initial_scale=8)
@@ -368,9 +372,9 @@ class LossScaleOptimizer(Saving):
         -3.0
 
         Args:
-            outputs: a tensor of any shape, or a nested structure of tensors. Tensors that are not floating-point stay
-                as they are. Cast float16 outputs to float32 first: the loss computes their gradients before they are
-                scaled.
+            outputs: a tensor of any shape, or a nested structure of tensors. Parts that are neither real nor complex
+                tensors stay as they are. Cast float16 outputs to float32 first: the loss computes their gradients
+                before they are scaled.
 
         Returns:
             The outputs, with the same structure, values and dtypes.
