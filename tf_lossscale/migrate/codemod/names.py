@@ -49,14 +49,60 @@ _COPY = "tensorflow.python.keras.mixed_precision."
 # While a notebook is being rewritten, a name with this prefix replaces each line that is valid only in IPython.
 IPYTHON = "_tf_lossscale_line_"
 
+
+# What the old objects had and today's have not: for each kind of object, the members, and what to write in their place.
+# Up to TensorFlow 2.3, the loss scale of a wrapper was an object. It is a tensor today.
+OF_LOSS_SCALE = (
+    {
+        *(
+            "_current_loss_scale",
+            "_increment_period",
+            "_initial_loss_scale",
+            "_multiplier",
+            "_num_good_steps",
+            "update",
+        ),
+        *("counter", "current_loss_scale", "get_config", "increment_period", "initial_loss_scale", "multiplier"),
+    },
+    "if {0} belongs to a tf_lossscale.LossScaleOptimizer, it {1}. Read the wrapper's loss_scale, initial_scale, "
+    "dynamic_growth_steps and dynamic_counter, or make the wrapper with "
+    "tf_lossscale.legacy.experimental.LossScaleOptimizer(optimizer, loss_scale), which has the old object.",
+)
+OF_POLICY = (
+    {"loss_scale", "should_cast_variables"},
+    "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
+    "or take it from tf_lossscale.legacy.experimental.global_policy() or get_layer_policy(layer).",
+)
+# The wrapper that `compile` makes is of Keras 3's class today.
+OF_COMPILED = (
+    {"_loss_scale", "dynamic", "dynamic_counter", "get_scaled_loss", "get_unscaled_gradients", "loss_scale"},
+    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own LossScaleOptimizer, and the "
+    "loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile().",
+)
+# Private methods that tf_lossscale's wrappers neither have nor call.
+OF_WRAPPER = (
+    {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"},
+    "{} was a private method of the old class, which tf_lossscale does not have or does not call. Remove it, or write "
+    "get_unscaled_gradients or apply_gradients.",
+)
+
 WORD = re.compile(r"[^\W\d]\w*")
 
-# A file is parsed only if it contains a match of this pattern, or an old name without a match. A UTF-16 file has null
+# A file is parsed only if it contains a match of this pattern, as all old names do. A UTF-16 file has null
 # bytes, so that the parser reports an error.
 _OLD = re.compile(
     rb"mixed_precision|LossScale|training\.experimental|get_scaled_loss|get_unscaled_gradients|should_cast_variables"
-    rb"|experimental_run_v2|TODO\(tf-lossscale\)|\0|loss_scale['\"]?\]?\s*[:=]\s*['\"]dynamic|\.loss_scale\(\)"
+    rb"|experimental_run_v2|TODO\(tf-lossscale\)|\0|loss_scale['\"]?\]?\s*[:=]\s*['\"]dynamic|\.loss_scale\b"
+    rb"|['\"]loss_scale['\"]|dynamic_counter|increment_period|_num_good_steps"
 )
+
+# What the text of a file shows to the other files of its project: it wraps optimizers, it passes other optimizers to
+# `compile`, it makes or sets policies, or it keeps the old loss scale object of its wrappers and policies.
+WRAPS = re.compile(rb"(LossScaleOptimizer\w*|mixed_precision_graph_rewrite\w*)\(")
+COMPILES = re.compile(rb"(?<!\bre)\.compile\(\s*(optimizer\s*=\s*)?(\\?['\"]|(?![\w.]*LossScaleOptimizer)[\w.]+\()")
+HAS_POLICIES = re.compile(rb"set_(global_)?policy\(|\bPolicy\(")
+KEEPS = re.compile(rb"\.loss_scale\(\)|\.loss_scale\.\w*(period|scale|multiplier|steps)|[pP]olicy\b.*\bloss_scale\b")
+LIBRARY = re.compile(rb"tensorflow|keras")
 
 
 def is_worth_parsing(source: bytes) -> bool:
@@ -65,8 +111,7 @@ def is_worth_parsing(source: bytes) -> bool:
     >>> is_worth_parsing(b"tf.keras.mixed_precision.Policy"), is_worth_parsing(b"tf.keras.Model")
     (True, False)
     """
-    words = (name.rpartition(".")[2].encode() for name in table.OLD if not _OLD.search(name.encode()))
-    return bool(_OLD.search(source)) or any(word in source for word in words)
+    return bool(_OLD.search(source))
 
 
 def is_gone(dotted: str) -> bool:

@@ -11,14 +11,11 @@ from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.scopes import Scopes, string
+from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, string
 
 _WRAPPERS = {table.STABLE, table.EXPERIMENTAL}
-# Attributes of the old object. A tensor has none of them.
-_OF_OBJECT = {
-    *("_current_loss_scale", "_increment_period", "_initial_loss_scale", "_multiplier", "_num_good_steps", "counter"),
-    *("current_loss_scale", "get_config", "increment_period", "initial_loss_scale", "multiplier", "update"),
-}
+# Members that no other object has.
+_ITS_OWN = {"_current_loss_scale", "_increment_period", "_initial_loss_scale", "_num_good_steps", "increment_period"}
 # Attributes that today's `optimizer._loss_scale` has as well.
 _STILL_THERE = {"counter", "current_loss_scale", "multiplier"}
 
@@ -55,7 +52,15 @@ def _is_loss_scale(source: Scopes, node: ast.AST) -> bool:
     found = [each for each in source.values(node) if isinstance(each, ast.Attribute) and each.attr == "loss_scale"]
     has_method = bool(found) and any(function.name == "loss_scale" for function in source.nodes(ast.FunctionDef))
     own = ("self", "cls") if has_method else ()
-    return any(source.code(each.value) not in own and not is_policy(source, each.value) for each in found)
+    found = [each for each in found if source.code(each.value) not in own and not is_policy(source, each.value)]
+    # The wrapper of a graph rewrite still has the object.
+    return any(not _makes(source, v, {table.GRAPH_REWRITE}) for each in found for v in source.values(each.value)[-1:])
+
+
+def comes_from_elsewhere(source: Scopes, node: ast.AST) -> bool:
+    """Return whether an object has no qualified name, and this file does not show what makes it."""
+    is_made = any(isinstance(each, ast.Call) for each in source.values(node))
+    return source.dotted(node) == {UNKNOWN} and source.code(node) != "self" and not is_made
 
 
 def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
@@ -69,9 +74,10 @@ def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
             # Two wrappers share one loss scale.
             owned = [each for each in given if isinstance(each, ast.Attribute) and each.attr.endswith("loss_scale")]
             yield from (each for each in owned if any(_makes(source, v, _WRAPPERS) for v in source.values(each.value)))
-    elif isinstance(node, ast.Attribute) and node.attr in _OF_OBJECT:
+    elif isinstance(node, ast.Attribute) and node.attr in names.OF_LOSS_SCALE[0]:
         is_private = getattr(node.value, "attr", "") == "_loss_scale"
-        if _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
+        is_its_own = node.attr in _ITS_OWN and comes_from_elsewhere(source, node.value)
+        if is_its_own or _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
             yield node.value
     elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
         yield from [node.value] if any(_calls(source, each, "get_config") for each in source.values(node.value)) else []

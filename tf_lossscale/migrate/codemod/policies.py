@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import old_state
+from tf_lossscale.migrate.codemod import names, old_state
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.source import Argument
@@ -17,12 +17,6 @@ from tf_lossscale.migrate.codemod.uses import Use, Uses
 
 #: The roles of the names that create or set policies.
 ROLES = {table.POLICY, table.KERAS_FUNCTION}
-# Attributes that Keras's current dtype policies do not have.
-_OF_OLD_POLICIES = ("loss_scale", "should_cast_variables")
-_NOT_IN_KERAS = (
-    "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
-    "or take it from tf_lossscale.legacy.experimental.global_policy() or get_layer_policy(layer)."
-)
 _INFER = (
     "Keras has no policy {} any more. Write 'mixed_float16' if the inputs of the layers are float16, and 'float32' "
     "otherwise."
@@ -59,12 +53,14 @@ def _has_default_scale(arguments: list[Argument], at: int) -> bool:
 def need_scale(source: Uses) -> bool:
     """Return whether the policies of a file need a loss scale."""
     scales = [scale for use in source.uses if (scale := scale_of(source, use))]
-    reads = (_is_read(node) and _is_made_here(source, node.value) for node in source.nodes(ast.Attribute))
-    return any(reads) or not all(_has_default_scale(*scale) for scale in scales)
+    is_read = any(_is_made_here(source, policy) for _, policy, _ in _reads(source))
+    return is_read or not all(_has_default_scale(*scale) for scale in scales)
 
 
-def _is_read(node: ast.Attribute) -> bool:
-    return node.attr in _OF_OLD_POLICIES and isinstance(node.ctx, ast.Load)
+def _reads(source: Uses) -> list[tuple[ast.AST, ast.expr, str]]:
+    """Return the reads of members that only old policies have, with the objects and the names of the members."""
+    read = ((node, *source.read(node)) for node in source.parents)
+    return [(node, owner, member) for node, owner, member in read if member in names.OF_POLICY[0]]
 
 
 def _is_made_here(source: Uses, policy: ast.expr) -> bool:
@@ -75,13 +71,12 @@ def _is_made_here(source: Uses, policy: ast.expr) -> bool:
 
 def report_reads(source: Uses, edits: Edits) -> None:
     """Report attributes of policies from elsewhere that today's policies do not have."""
-    for node in source.nodes(ast.Attribute):
-        policy = source.code(node.value)
-        name = policy.rsplit(".", 1)[-1].lower()
-        is_named = name == "policy" and bool(source.roles - {table.OURS})
-        is_policy = is_named or name.endswith(("dtype_policy", "precision_policy"))
-        if is_policy and _is_read(node) and not _is_made_here(source, node.value):
-            edits.todo(node, _NOT_IN_KERAS.format(policy, node.attr))
+    has_policies = bool(source.roles - {table.OURS}) or source.project.has_policies
+    for node, owner, member in _reads(source):
+        policy = source.code(owner)
+        is_policy = policy.lower().endswith("policy" if has_policies else ("dtype_policy", "precision_policy"))
+        if is_policy and not _is_made_here(source, owner):
+            edits.todo(node, names.OF_POLICY[1].format(policy, member))
 
 
 def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> None:

@@ -24,6 +24,27 @@ _KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3'
 _MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
 
 
+class Project(NamedTuple):
+    """What the migration of one file depends on in the other files of its project."""
+
+    #: The names that other files may read in this file. "*" stands for all of its names.
+    requested: frozenset[str] = frozenset()
+    #: Whether this file, a file that imports it, or a module that these files import, wraps the optimizers.
+    wraps: bool = False
+    #: The names of the project's modules.
+    modules: frozenset[str] = frozenset()
+    #: Whether some file makes wrappers that have no old loss scale object any more.
+    makes_wrappers: bool = False
+    #: Whether some file makes or sets policies that have no loss scale any more.
+    has_policies: bool = False
+    #: Whether some file reads an old name in an object that may be a module.
+    reads_modules: bool = False
+
+
+#: The project of a file that is migrated alone.
+ALONE = Project()
+
+
 class Use(NamedTuple):
     """An expression that refers to an old name, to a removed module, or to a name in a removed or private module."""
 
@@ -59,10 +80,9 @@ class Uses(Scopes):
     ['keras.mixed_precision.Policy']
     """
 
-    def __init__(self, content: bytes, requested: frozenset[str] = frozenset()):
+    def __init__(self, content: bytes, project: Project = ALONE):
         super().__init__(content)
-        #: The names that other files may read in this file. "*" stands for all of its names.
-        self.requested = requested
+        self.project = project
         #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
         self.imports_tensorflow: bool = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
         #: The uses of old names, in the order of the file.
@@ -176,7 +196,7 @@ class Uses(Scopes):
     def is_requested(self, variable: Variable) -> bool:
         """Return whether other code may read a variable of this file: another file, a string, or a class's objects."""
         scope, name = variable
-        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.requested)
+        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.project.requested)
         return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
 
     @functools.cached_property
