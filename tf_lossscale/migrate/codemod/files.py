@@ -68,27 +68,23 @@ def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
 
 def _projects(contents: dict[str, bytes]) -> dict[str, Project]:
     """Map the path of each file to what its migration depends on in other files."""
-    imports = {
-        path: b"".join(_IMPORT.findall(content)).decode("utf-8", "replace") for path, content in contents.items()
-    }
-    words = {path: set(names.WORD.findall(text)) for path, text in imports.items()}
+    imports = {path: b" ".join(_IMPORT.findall(content)) for path, content in contents.items()}
+    words = {path: set(names.WORD.findall(found.decode("utf-8", "replace"))) for path, found in imports.items()}
     module = {path: os.path.basename(os.path.realpath(path)).partition(".")[0] for path in contents}
-    wrapping = {module[path] for path, content in contents.items() if names.WRAPS.search(content)}
-    compiling = {module[path] for path, content in contents.items() if names.COMPILES.search(content)}
+    near = {}
+    for pattern in (names.WRAPS, names.COMPILES):
+        found = {module[path] for path, content in contents.items() if pattern.search(content)}
+        near[pattern] = {path for path in contents if not found.isdisjoint({module[path], *words[path]})}
     today = [content for content in contents.values() if not names.KEEPS.search(content)]
-    shared = Project(
-        modules=frozenset(module.values()),
-        makes_wrappers=any(map(names.WRAPS.search, today)),
-        has_policies=any(map(names.HAS_POLICIES.search, today)),
-    )
+    makes_wrappers, has_policies = (any(map(each.search, today)) for each in (names.WRAPS, names.HAS_POLICIES))
     projects = {}
     for path in contents:
-        importing = [other for other in contents if module[path] in words[other]]
-        near = {name for each in (path, *importing) for name in (module[each], *words[each])}
-        wraps = bool(near & wrapping) and not near & compiling
+        importing = {other for other in contents if module[path] in words[other]}
+        wraps, compiles = (not each.isdisjoint({path, *importing}) for each in near.values())
         # Other files may read the names of a package, and of a module whose name is in any import.
         requested = frozenset("*" if module[path] == "__init__" or importing else ())
-        projects[path] = shared._replace(requested=requested, wraps=wraps)
+        known = frozenset(module.values())
+        projects[path] = Project(requested, known, wraps and not compiles, makes_wrappers, has_policies)
     return projects
 
 

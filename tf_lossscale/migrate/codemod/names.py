@@ -101,7 +101,9 @@ _OLD = re.compile(
 WRAPS = re.compile(rb"(LossScaleOptimizer\w*|mixed_precision_graph_rewrite\w*)\(")
 COMPILES = re.compile(rb"(?<!\bre)\.compile\(\s*(optimizer\s*=\s*)?(\\?['\"]|(?![\w.]*LossScaleOptimizer)[\w.]+\()")
 HAS_POLICIES = re.compile(rb"set_(global_)?policy\(|\bPolicy\(")
-KEEPS = re.compile(rb"\.loss_scale\(\)|\.loss_scale\.\w*(period|scale|multiplier|steps)|[pP]olicy\b.*\bloss_scale\b")
+KEEPS = re.compile(
+    rb"\.loss_scale\(\)|\.loss_scale\.\w*(period|scale|multiplier|steps)|[pP]olicy\([^)\n]*loss_scale|[pP]olicy(\(\))?\.loss_scale"
+)
 LIBRARY = re.compile(rb"tensorflow|keras")
 
 

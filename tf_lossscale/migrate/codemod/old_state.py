@@ -11,11 +11,13 @@ from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, string
+from tf_lossscale.migrate.codemod.scopes import CONTAINERS, UNKNOWN, Scopes, string
 
 _WRAPPERS = {table.STABLE, table.EXPERIMENTAL}
 # Members that no other object has.
 _ITS_OWN = {"_current_loss_scale", "_increment_period", "_initial_loss_scale", "_num_good_steps", "increment_period"}
+# The nodes that keep a value, or return it.
+_KEEPING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Lambda, ast.arguments, ast.keyword, *CONTAINERS)
 # Attributes that today's `optimizer._loss_scale` has as well.
 _STILL_THERE = {"counter", "current_loss_scale", "multiplier"}
 
@@ -54,13 +56,12 @@ def _is_loss_scale(source: Scopes, node: ast.AST) -> bool:
     own = ("self", "cls") if has_method else ()
     found = [each for each in found if source.code(each.value) not in own and not is_policy(source, each.value)]
     # The wrapper of a graph rewrite still has the object.
-    return any(not _makes(source, v, {table.GRAPH_REWRITE}) for each in found for v in source.values(each.value)[-1:])
+    return any(not _is_made(source, each.value, table.GRAPH_REWRITE) for each in found)
 
 
-def comes_from_elsewhere(source: Scopes, node: ast.AST) -> bool:
-    """Return whether an object has no qualified name, and this file does not show what makes it."""
-    is_made = any(isinstance(each, ast.Call) for each in source.values(node))
-    return source.dotted(node) == {UNKNOWN} and source.code(node) != "self" and not is_made
+def _is_made(source: Scopes, node: ast.AST, *roles: str) -> bool:
+    """Return whether this file may make an object by a call to an old name with one of the given roles."""
+    return any(_makes(source, each, {*roles}) for each in source.values(node))
 
 
 def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
@@ -73,11 +74,24 @@ def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
         elif _makes(source, node, _WRAPPERS):
             # Two wrappers share one loss scale.
             owned = [each for each in given if isinstance(each, ast.Attribute) and each.attr.endswith("loss_scale")]
-            yield from (each for each in owned if any(_makes(source, v, _WRAPPERS) for v in source.values(each.value)))
+            yield from (each for each in owned if _is_made(source, each.value, *_WRAPPERS))
     elif isinstance(node, ast.Attribute) and node.attr in names.OF_LOSS_SCALE[0]:
         is_private = getattr(node.value, "attr", "") == "_loss_scale"
-        is_its_own = node.attr in _ITS_OWN and comes_from_elsewhere(source, node.value)
+        is_own = (
+            node.attr in source.stored
+            or source.code(node.value) == "self"
+            or _is_made(source, node.value, table.LEGACY)
+        )
+        is_its_own = node.attr in _ITS_OWN and not is_own
         if is_its_own or _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
             yield node.value
+    elif isinstance(node, ast.Attribute) and node.attr == "loss_scale":
+        # What gets the object may call it.
+        parent = source.parents[node]
+        is_kept = isinstance(parent, _KEEPING) or (
+            isinstance(parent, ast.Call) and source.dotted(parent.func) == {UNKNOWN}
+        )
+        if is_kept and _is_made(source, node.value, table.EXPERIMENTAL):
+            yield node
     elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
         yield from [node.value] if any(_calls(source, each, "get_config") for each in source.values(node.value)) else []

@@ -7,6 +7,7 @@ file that reads the loss scale of a policy, the policies come from `tf_lossscale
 from __future__ import annotations
 
 import ast
+import re
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, old_state
@@ -24,6 +25,10 @@ _INFER = (
 _DOES_NOT_READ = (
     "compile() does not read the loss_scale of a policy. Give compile() a tf_lossscale.LossScaleOptimizer with this "
     "scale (auto_scale_loss=False for None), or call tf_lossscale.wrap_in_compile()."
+)
+# The names of objects that hold the options of a program, of optimizers, and of an object in its own methods.
+_OPTIONS = re.compile(
+    r"(args|cfg|conf\w*|flags|options|opts?|hp\w*|param\w*|settings|optimi[sz]er|self)\Z", re.IGNORECASE
 )
 _INFERRED = ("infer", "infer_float32_vars", "infer_with_float32_vars")
 _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("float16", "bfloat16")}
@@ -71,11 +76,15 @@ def _is_made_here(source: Uses, policy: ast.expr) -> bool:
 
 def report_reads(source: Uses, edits: Edits) -> None:
     """Report attributes of policies from elsewhere that today's policies do not have."""
-    has_policies = bool(source.roles - {table.OURS}) or source.project.has_policies
+    project, roles = source.project, source.roles - {table.OURS}
+    prefix = "" if roles or project.has_policies or project.makes_wrappers else "(dtype|precision)_"
+    named = re.compile(rf"{prefix}policy(\[.*\])?\Z", re.IGNORECASE)
+    is_of_any = project.has_policies and not source.uses_legacy and "loss_scale" not in source.stored
     for node, owner, member in _reads(source):
         policy = source.code(owner)
-        is_policy = policy.lower().endswith("policy" if has_policies else ("dtype_policy", "precision_policy"))
-        if is_policy and not _is_made_here(source, owner):
+        # Without wrappers, a loss scale is of a policy or an option of the program.
+        is_likely = is_of_any and not (_OPTIONS.search(policy) or (project.makes_wrappers and member == "loss_scale"))
+        if (named.search(policy) or is_likely) and not _is_made_here(source, owner):
             edits.todo(node, names.OF_POLICY[1].format(policy, member))
 
 

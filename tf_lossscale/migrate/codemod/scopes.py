@@ -17,7 +17,7 @@ from tf_lossscale.migrate.codemod.source import Source
 #: Stands for anything that has no qualified name.
 UNKNOWN = "?"
 
-_CONTAINERS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.IfExp, ast.BoolOp)
+CONTAINERS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.IfExp, ast.BoolOp)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -151,7 +151,7 @@ class Scopes(Source):
             variable = self.variable(each) if isinstance(each, ast.Name) else None
             values: list[ast.AST] = [b.value for b in self.bindings[variable] if b.value] if variable else []
             values += [v for name, v in self._assigned if name == each.attr] if isinstance(each, ast.Attribute) else []
-            values += ast.iter_child_nodes(each) if isinstance(each, _CONTAINERS) else ()
+            values += ast.iter_child_nodes(each) if isinstance(each, CONTAINERS) else ()
             found += [value for value in values if value not in found]
         return found
 
@@ -167,6 +167,12 @@ class Scopes(Source):
         while node is not self.tree:
             node = self.parents[node]
             yield node
+
+    @functools.cached_property
+    def stored(self) -> set[str]:
+        """The names of the attributes that this file assigns or defines."""
+        stored = {node.attr for node in self.nodes(ast.Attribute) if isinstance(node.ctx, ast.Store)}
+        return stored | {node.name for node in self.nodes(ast.FunctionDef)}
 
     @functools.cached_property
     def _assigned(self) -> list[tuple[str, ast.expr]]:

@@ -6,7 +6,7 @@ import ast
 import re
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import class_tests, keras_3, names, old_state
+from tf_lossscale.migrate.codemod import class_tests, keras_3, names
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.uses import Uses
@@ -177,7 +177,7 @@ def _needs_wrapper(source: Uses, node: ast.AST) -> bool:
     # If the policy is the only cause of wrappers, an optimizer with a loss scale is from `compile`.
     is_likely = isinstance(node, ast.Call) or (project.has_policies and not project.makes_wrappers)
     is_named = bool(keras_3.OPTIMIZER.search(source.code(owner).rpartition(".")[2]))
-    return is_likely and is_named and old_state.comes_from_elsewhere(source, owner)
+    return is_likely and is_named and not any(isinstance(each, ast.Call) for each in source.values(owner))
 
 
 def _is_caught(source: Uses, node: ast.AST) -> bool:

@@ -29,10 +29,10 @@ class Project(NamedTuple):
 
     #: The names that other files may read in this file. "*" stands for all of its names.
     requested: frozenset[str] = frozenset()
-    #: Whether this file, a file that imports it, or a module that these files import, wraps the optimizers.
-    wraps: bool = False
     #: The names of the project's modules.
     modules: frozenset[str] = frozenset()
+    #: Whether this file, a file that imports it, or a module that these files import, wraps the optimizers.
+    wraps: bool = False
     #: Whether some file makes wrappers that have no old loss scale object any more.
     makes_wrappers: bool = False
     #: Whether some file makes or sets policies that have no loss scale any more.
