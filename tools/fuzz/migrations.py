@@ -134,8 +134,9 @@ class Case:
         elif self.place == "helper":
             found = {"helper.py": start + function, "main.py": f"from helper import use\n{keep}print(use(held))\n"}
         elif self.place == "method":
-            method = f"class User:\n    def __init__(self, held):\n        self.held = held\n    def use(self):\n        return {use}\n"
-            method = method.replace("return " + use, "return " + use.replace("held", "self.held"))
+            body = use.replace("held", "self.held")
+            method = "class User:\n    def __init__(self, held):\n        self.held = held\n    def use(self):\n"
+            method += f"        return {body}\n"
             found = {
                 "helper.py": start + method,
                 "main.py": f"from helper import User\n{keep}print(User(held).use())\n",

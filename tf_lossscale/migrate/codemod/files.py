@@ -7,7 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from tf_lossscale.migrate.codemod import modules, names, notebooks, report
+from tf_lossscale.migrate.codemod import names, notebooks, report, unseen
 from tf_lossscale.migrate.codemod.migrate_file import migrate
 from tf_lossscale.migrate.codemod.uses import ALONE, Project
 from tf_lossscale.writing import whole_file
@@ -59,7 +59,9 @@ def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
     contents = {path: _read(path) for path in paths}
     projects = _projects({path: content for path, content in contents.items() if isinstance(content, bytes)})
     reports = [_migrate(path, content, projects.get(path, ALONE)) for path, content in contents.items()]
-    if any(finding.reason.startswith(modules.START) for each in reports for finding in each.findings):
+    if any(
+        finding.reason.startswith(unseen.NO_ORIGIN.partition("{")[0]) for each in reports for finding in each.findings
+    ):
         # A file reads an old name in an object. The files that keep a module in an object are reported, too.
         projects = {path: project._replace(reads_modules=True) for path, project in projects.items()}
         reports = [_migrate(path, content, projects.get(path, ALONE)) for path, content in contents.items()]
@@ -77,13 +79,12 @@ def _projects(contents: dict[str, bytes]) -> dict[str, Project]:
         near[pattern] = {path for path in contents if not found.isdisjoint({module[path], *words[path]})}
     today = [content for content in contents.values() if not names.KEEPS.search(content)]
     makes_wrappers, has_policies = (any(map(each.search, today)) for each in (names.WRAPS, names.HAS_POLICIES))
-    projects = {}
+    projects, known = {}, frozenset(module.values())
     for path in contents:
         importing = {other for other in contents if module[path] in words[other]}
         wraps, compiles = (not each.isdisjoint({path, *importing}) for each in near.values())
         # Other files may read the names of a package, and of a module whose name is in any import.
         requested = frozenset("*" if module[path] == "__init__" or importing else ())
-        known = frozenset(module.values())
         projects[path] = Project(requested, known, wraps and not compiles, makes_wrappers, has_policies)
     return projects
 
@@ -105,7 +106,7 @@ def _content(path: str) -> bytes:
 def _migrate(path: str, old: bytes | OSError, project: Project) -> report.FileReport:
     if isinstance(old, OSError):
         return _failed(path, old)
-    if not names.is_worth_parsing(old) and not (project.reads_modules and names.LIBRARY.search(old)):
+    if not names.is_worth_parsing(old) and not (project.reads_modules and b"keras" in old):
         return report.FileReport(path)
     try:
         new, findings = (notebooks.migrate_notebook if path.endswith(_NOTEBOOK) else migrate)(old, project)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tf_lossscale.legacy.table import KERAS
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.legacy.table import KERAS, canonical
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, string
 
 #: Methods that only the wrappers of TensorFlow 2 have.
@@ -33,7 +32,7 @@ def uses(source: Scopes) -> list[ast.AST]:
 
 def is_for_keras_3(source: Scopes) -> bool:
     """Return whether a file uses members of Keras 3's class, and no method of the old class and no older name."""
-    older = {name for name in source.mentioned if names.canonical(name).startswith(f"{KERAS}.experimental")}
+    older = {name for name in source.mentioned if canonical(name).startswith(f"{KERAS}.experimental")}
     old = (getattr(node, "attr", None) or string(node) for node in source.parents)
     return bool(uses(source)) and not older and not any(name in OLD_METHODS for name in old)
 
@@ -53,7 +52,7 @@ def _is_use(source: Scopes, node: ast.AST, members: set[str]) -> bool:
 
 
 def _is_class(source: Scopes, node: ast.AST) -> bool:
-    return f"{KERAS}.LossScaleOptimizer" in map(names.canonical, source.dotted(node))
+    return f"{KERAS}.LossScaleOptimizer" in map(canonical, source.dotted(node))
 
 
 def _is_subclass(source: Scopes, node: ast.AST) -> bool:

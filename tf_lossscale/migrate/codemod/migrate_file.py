@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tf_lossscale.migrate.codemod import class_tests, modules, policies, unseen
+from tf_lossscale.migrate.codemod import class_tests, policies, unseen
 from tf_lossscale.migrate.codemod.edits import MARK, Edits
 from tf_lossscale.migrate.codemod.imports import Imports
 from tf_lossscale.migrate.codemod.report import TODO, Finding
@@ -48,7 +48,6 @@ def _migrated(content: bytes, project: Project) -> Outcome:
     rules = Rules(source, edits)
     rules.apply()
     policies.report_reads(source, edits)
-    modules.report(source, edits)
     unseen.report(source, edits)
     class_tests.report(source, edits)
     Imports(source, edits, rules).apply()

@@ -10,7 +10,7 @@ import ast
 import re
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names, old_state
+from tf_lossscale.migrate.codemod import old_state
 from tf_lossscale.migrate.codemod.edits import Edits
 from tf_lossscale.migrate.codemod.scopes import string
 from tf_lossscale.migrate.codemod.source import Argument
@@ -65,7 +65,7 @@ def need_scale(source: Uses) -> bool:
 def _reads(source: Uses) -> list[tuple[ast.AST, ast.expr, str]]:
     """Return the reads of members that only old policies have, with the objects and the names of the members."""
     read = ((node, *source.read(node)) for node in source.parents)
-    return [(node, owner, member) for node, owner, member in read if member in names.OF_POLICY[0]]
+    return [(node, owner, member) for node, owner, member in read if member in table.OF_POLICY.names]
 
 
 def _is_made_here(source: Uses, policy: ast.expr) -> bool:
@@ -85,7 +85,7 @@ def report_reads(source: Uses, edits: Edits) -> None:
         # Without wrappers, a loss scale is of a policy or an option of the program.
         is_likely = is_of_any and not (_OPTIONS.search(policy) or (project.makes_wrappers and member == "loss_scale"))
         if (named.search(policy) or is_likely) and not _is_made_here(source, owner):
-            edits.todo(node, names.OF_POLICY[1].format(policy, member))
+            edits.todo(node, table.OF_POLICY.advice.format(policy, member))
 
 
 def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> None:

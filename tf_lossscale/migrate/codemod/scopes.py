@@ -203,7 +203,7 @@ class Scopes(Source):
 
 def leads_to_old(dotted: str) -> bool:
     """Return whether a dotted name is an old name, or a package that contains old names."""
-    name = names.canonical(dotted)
+    name = table.canonical(dotted)
     return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES, "tensorflow.compat.v1"))
 
 

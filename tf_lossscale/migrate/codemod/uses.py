@@ -12,7 +12,7 @@ from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import keras_3, names, old_state
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
-_MODULES = {*names.PRIVATE, *table.MODULES}
+_MODULES = {*table.PRIVATE, *table.MODULES}
 _IN_COPY = (
     "is in TensorFlow's private copy of Keras and is left unchanged. It has no effect on tf.keras: if the layers and "
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
@@ -64,7 +64,7 @@ class Use(NamedTuple):
     @property
     def canonical(self) -> set[str]:
         """The canonical qualified names."""
-        return set(map(names.canonical, self.dotted))
+        return set(map(table.canonical, self.dotted))
 
     @property
     def is_sure(self) -> bool:
@@ -112,7 +112,7 @@ class Uses(Scopes):
 
     def _use(self, node: ast.expr) -> Use | None:
         dotted = self.dotted(node)
-        known = {names.canonical(each) for each in dotted}
+        known = {table.canonical(each) for each in dotted}
         found = dotted | self.looked_up(node, dotted)
         if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in found):
             return None
@@ -127,7 +127,7 @@ class Uses(Scopes):
 
     def known(self, variable: Variable) -> set[str]:
         """Return the canonical names that a variable may stand for."""
-        return set(map(names.canonical, self.meanings(variable)))
+        return set(map(table.canonical, self.meanings(variable)))
 
     def roles_of(self, variable: Variable) -> set[str]:
         """Return the roles of the old names that a variable may stand for."""
@@ -165,7 +165,7 @@ class Uses(Scopes):
 
     def is_old(self, dotted: Iterable[str]) -> bool:
         """Return whether one of these names is an old name, or a module whose names are all old."""
-        return any(names.canonical(each) in {*table.OLD, *_MODULES} for each in dotted)
+        return any(table.canonical(each) in {*table.OLD, *_MODULES} for each in dotted)
 
     def called(self, use: Use) -> ast.Call | None:
         """Return the call of a use, or None if the use is not called."""
