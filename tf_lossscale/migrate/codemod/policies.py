@@ -78,7 +78,7 @@ def report_reads(source: Uses, edits: Edits) -> None:
     """Report attributes of policies from elsewhere that today's policies do not have."""
     project, roles = source.project, source.roles - {table.OURS}
     prefix = "" if roles or project.has_policies or project.makes_wrappers else "(dtype|precision)_"
-    named = re.compile(rf"{prefix}policy(\[.*\])?\Z", re.IGNORECASE)
+    named = re.compile(rf"(?<!global_){prefix}policy(\(\)|\[.*\])?\Z", re.IGNORECASE)
     is_of_any = project.has_policies and not source.uses_legacy and "loss_scale" not in source.stored
     for node, owner, member in _reads(source):
         policy = source.code(owner)
