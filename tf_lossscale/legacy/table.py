@@ -7,6 +7,7 @@ is shortened to `tensorflow.`, and `tensorflow.keras.` to `keras.`. The codemod 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 
@@ -101,7 +102,98 @@ MODULES = {
     CONTRIB_MODULE: f"{LEGACY_MODULE}.contrib",
 }
 
+# Removed modules of Keras, whose names are in `keras.mixed_precision` today.
+OF_KERAS = {module for module, new in MODULES.items() if new == KERAS}
+# Private modules of TensorFlow. A name in such a module has a replacement only if it is in the table of old names.
+PRIVATE = {
+    *(f"{KERAS}{folder}.{name}" for folder in ("", ".experimental") for name in ("loss_scale", "loss_scale_optimizer")),
+    *(f"{TRAINING}.{name}" for name in ("loss_scale", "loss_scale_optimizer", "mixed_precision")),
+    *(f"{CONTRIB_MODULE}.python.{name}" for name in ("loss_scale_manager", "loss_scale_optimizer")),
+    f"{TRAINING}.loss_scaling_gradient_tape",
+}
+
+# Pairs (prefix, replacement). The canonical form of a dotted name is found by replacing its prefix until no prefix in
+# this table matches.
+_ROOTS = (
+    ("tensorflow_core.", "tensorflow."),
+    ("tensorflow.compat.v1.", "tensorflow."),
+    ("tensorflow.compat.v2.", "tensorflow."),
+    ("tensorflow.python.keras.", "keras."),
+    ("tensorflow.keras.", "keras."),
+    ("tf_keras.", "keras."),
+    ("keras.src.", "keras."),
+    ("keras.api._v2.keras.", "keras."),
+    # An alias that may be either of two modules can lead to `experimental.experimental`, which never existed.
+    (f"{KERAS}.experimental.experimental.", f"{KERAS}.experimental."),
+)
+
+
+class Members(NamedTuple):
+    """What one kind of old object had, and today's object of this kind has not."""
+
+    names: frozenset[str]
+    #: What to write in place of a member.
+    advice: str
+
+
+#: The loss scale of a wrapper, which was an object up to TensorFlow 2.3, and is a tensor today.
+OF_LOSS_SCALE = Members(
+    frozenset(
+        {
+            *("_current_loss_scale", "_increment_period", "_initial_loss_scale", "_multiplier", "_num_good_steps"),
+            *("counter", "current_loss_scale", "get_config", "increment_period", "initial_loss_scale", "multiplier"),
+            "update",
+        }
+    ),
+    "if {0} belongs to a tf_lossscale.LossScaleOptimizer, it {1}. Read the wrapper's loss_scale, initial_scale, "
+    "dynamic_growth_steps and dynamic_counter, or make the wrapper with "
+    "tf_lossscale.legacy.experimental.LossScaleOptimizer(optimizer, loss_scale), which has the old object.",
+)
+#: A dtype policy.
+OF_POLICY = Members(
+    frozenset({"loss_scale", "should_cast_variables"}),
+    "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
+    "or take it from tf_lossscale.legacy.experimental.global_policy() or get_layer_policy(layer).",
+)
+#: The wrapper that `compile` makes, which is of Keras 3's class today.
+OF_COMPILED = Members(
+    frozenset({"_loss_scale", "dynamic", "dynamic_counter", "get_scaled_loss", "get_unscaled_gradients", "loss_scale"}),
+    "compile() under mixed_float16, and other libraries, wrap optimizers in Keras's own LossScaleOptimizer, and the "
+    "loss may stay unscaled. Give compile() a tf_lossscale.LossScaleOptimizer, or call tf_lossscale.wrap_in_compile().",
+)
+#: The private methods that tf_lossscale's wrappers neither have nor call.
+OF_WRAPPER = Members(
+    frozenset(
+        {"_apply_gradients", "_apply_gradients_cross_replica", "_raise_if_strategy_unsupported", "_unscale_grads"}
+    ),
+    "{} was a private method of the old class, which tf_lossscale does not have or does not call. Remove it, or write "
+    "get_unscaled_gradients or apply_gradients.",
+)
+
 
 def rows_in(module: str) -> dict[str, Old]:
     """Return the rows for the names in one module. The keys are the names without the module."""
     return {name.rpartition(".")[2]: old for name, old in OLD.items() if name.rpartition(".")[0] == module}
+
+
+@functools.lru_cache(4096)
+def canonical(dotted: str) -> str:
+    """Return the canonical form of a dotted name, which is the form used in the codemod's tables.
+
+    >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
+    'keras.mixed_precision.experimental.Policy'
+    """
+    for old, new in _ROOTS:
+        # tf_keras still has its private modules.
+        if f"{dotted}.".startswith(old) and not dotted.startswith("tf_keras.src."):
+            return canonical(f"{new}{dotted[len(old) :]}".rstrip("."))
+    return dotted
+
+
+def legacy_module(module: str) -> str:
+    """Return the module of this package that has the names of a removed module, with their old meaning.
+
+    >>> legacy_module("keras.mixed_precision.experimental.policy")
+    'tf_lossscale.legacy.experimental'
+    """
+    return f"{LEGACY_MODULE}.experimental" if module in OF_KERAS else MODULES[module]

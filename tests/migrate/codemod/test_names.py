@@ -14,7 +14,7 @@ TENSORFLOW = pathlib.Path(importlib.util.find_spec("tensorflow").origin).parent
 COPY = "tensorflow.python.keras.mixed_precision"
 
 
-@pytest.mark.parametrize("module", sorted({*names.PRIVATE, f"{COPY}.policy", f"{COPY}.experimental.policy"}))
+@pytest.mark.parametrize("module", sorted({*table.PRIVATE, f"{COPY}.policy", f"{COPY}.experimental.policy"}))
 def test_tensorflow_has_the_private_modules_that_are_not_gone(module):
     module = module.replace("keras.", "tensorflow.python.keras.") if module.startswith("keras.") else module
     path = TENSORFLOW.joinpath(*module.split(".")[1:]).with_suffix(".py")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.migrate.codemod import case_files
-from tf_lossscale.migrate.codemod.unseen import COMPILED
+from tf_lossscale.legacy.table import OF_COMPILED
 
 HERE = pathlib.Path(__file__).parents[2] / "old_scripts"
 ARGUMENTS = {"graph_session_tf115": ["40", "{out}"], "custom_loop_tf24": ["{out}"], "graph_keras_tf215": ["{out}"]}
@@ -26,7 +26,7 @@ def migrated(name):
 def test_nothing_is_left_to_people_but_what_compile_wraps(name):
     findings = migrated(name).findings
     assert not [f for f in findings if f.kind == "todo"]
-    assert any(f.reason == COMPILED for f in findings) == (name in NEEDS_A_WRAPPER)
+    assert any(f.reason == OF_COMPILED.advice for f in findings) == (name in NEEDS_A_WRAPPER)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ A file is migrated in this order; each step is a module or two:
    the old loss scale object, and `keras_3` the code that needs Keras 3's class.
 3. `rules` plans an edit or a finding for each use, with `wrappers` for the wrapper classes and `policies` for dtype
    policies. `class_tests` reports tests with another result, and `unseen` reports what the rules do not see.
+   A `Project` in `uses` says what this depends on in other files.
 4. `imports` plans the edits to the imports.
 5. `edits` applies all edits to the text, and `migrate_file` parses the result again.
 

@@ -7,14 +7,15 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from tf_lossscale.migrate.codemod import names, notebooks, report
+from tf_lossscale.migrate.codemod import names, notebooks, report, unseen
 from tf_lossscale.migrate.codemod.migrate_file import migrate
+from tf_lossscale.migrate.codemod.uses import ALONE, Project
 from tf_lossscale.writing import whole_file
 
 _NEVER = ("__pycache__", "node_modules", "site-packages")
 _NOTEBOOK = ".ipynb"
 # An import in a Python file, or in a string of a notebook file.
-_IMPORT = re.compile(r"(?:^|\"|\\n)[ \t]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
+_IMPORT = re.compile(rb"(?:^|\"|\\n)[ \t]*(?:from|import)\b(?:\\\r?\n|[^\n(;])*(?:\([^()]*\))?", re.MULTILINE)
 
 
 def find(paths: Iterable[str]) -> list[str]:
@@ -56,18 +57,36 @@ def _is_searched(entry: os.DirEntry[str]) -> bool:
 def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
     """Migrate files without writing them, and yield a report for each, with the new content if the file changes."""
     contents = {path: _read(path) for path in paths}
-    texts = (content.decode("utf-8", "replace") for content in contents.values() if isinstance(content, bytes))
-    # Other files may read the names of a package, and of a module whose name is in any import.
-    imported = {word for text in texts for found in _IMPORT.findall(text) for word in names.WORD.findall(found)}
-    for path, content in contents.items():
-        module = os.path.basename(os.path.realpath(path)).partition(".")[0]
-        requested = frozenset("*" if module == "__init__" or module in imported else ())
-        if isinstance(content, OSError):
-            yield _failed(path, content)
-        elif names.is_worth_parsing(content):
-            yield _migrate(path, content, requested)
-        else:
-            yield report.FileReport(path)
+    projects = _projects({path: content for path, content in contents.items() if isinstance(content, bytes)})
+    reports = [_migrate(path, content, projects.get(path, ALONE)) for path, content in contents.items()]
+    if any(
+        finding.reason.startswith(unseen.NO_ORIGIN.partition("{")[0]) for each in reports for finding in each.findings
+    ):
+        # A file reads an old name in an object. The files that keep a module in an object are reported, too.
+        projects = {path: project._replace(reads_modules=True) for path, project in projects.items()}
+        reports = [_migrate(path, content, projects.get(path, ALONE)) for path, content in contents.items()]
+    yield from reports
+
+
+def _projects(contents: dict[str, bytes]) -> dict[str, Project]:
+    """Map the path of each file to what its migration depends on in other files."""
+    imports = {path: b" ".join(_IMPORT.findall(content)) for path, content in contents.items()}
+    words = {path: set(names.WORD.findall(found.decode("utf-8", "replace"))) for path, found in imports.items()}
+    module = {path: os.path.basename(os.path.realpath(path)).partition(".")[0] for path in contents}
+    near = {}
+    for pattern in (names.WRAPS, names.COMPILES):
+        found = {module[path] for path, content in contents.items() if pattern.search(content)}
+        near[pattern] = {path for path in contents if not found.isdisjoint({module[path], *words[path]})}
+    today = [content for content in contents.values() if not names.KEEPS.search(content)]
+    makes_wrappers, has_policies = (any(map(each.search, today)) for each in (names.WRAPS, names.HAS_POLICIES))
+    projects, known = {}, frozenset(module.values())
+    for path in contents:
+        importing = {other for other in contents if module[path] in words[other]}
+        wraps, compiles = (not each.isdisjoint({path, *importing}) for each in near.values())
+        # Other files may read the names of a package, and of a module whose name is in any import.
+        requested = frozenset("*" if module[path] == "__init__" or importing else ())
+        projects[path] = Project(requested, known, wraps and not compiles, makes_wrappers, has_policies)
+    return projects
 
 
 def _read(path: str) -> bytes | OSError:
@@ -84,9 +103,13 @@ def _content(path: str) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def _migrate(path: str, old: bytes, requested: frozenset[str]) -> report.FileReport:
+def _migrate(path: str, old: bytes | OSError, project: Project) -> report.FileReport:
+    if isinstance(old, OSError):
+        return _failed(path, old)
+    if not names.is_worth_parsing(old) and not (project.reads_modules and b"keras" in old):
+        return report.FileReport(path)
     try:
-        new, findings = (notebooks.migrate_notebook if path.endswith(_NOTEBOOK) else migrate)(old, requested)
+        new, findings = (notebooks.migrate_notebook if path.endswith(_NOTEBOOK) else migrate)(old, project)
     except Exception as error:
         # An error in one file must not stop the migration of the other files.
         return _failed(path, error)

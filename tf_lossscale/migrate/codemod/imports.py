@@ -73,16 +73,16 @@ class Imports:
     ) -> str | None:
         """Return the new import of a name: the same import if it stays, or None if it is removed."""
         old, dotted = _statement(statement, alias), alias.name if isinstance(statement, ast.Import) else binding.dotted
-        name, bound, source = names.canonical(dotted), variable[1], self._source
+        name, bound, source = table.canonical(dotted), variable[1], self._source
         is_old, is_gone = name in {*table.OLD, *names.EMPTIED}, names.is_gone(dotted)
         reason = next(filter(None, map(source.stays, (dotted, *source.meanings(variable)))), None)
         if reason and (is_old or source.stays(dotted)):
             unseen.report_kept(source, self._edits, statement, dotted, reason)
             return old
         if isinstance(statement, ast.Import) and not alias.asname:
-            return f"import {bound}" if is_gone or name in {*table.MODULES, *names.PRIVATE} else old
+            return f"import {bound}" if is_gone or name in {*table.MODULES, *table.PRIVATE} else old
         if not (is_old or is_gone) or name.startswith("tf_lossscale"):
-            if name.rpartition(".")[0] in names.PRIVATE:
+            if name.rpartition(".")[0] in table.PRIVATE:
                 self._edits.notice(statement, PRIVATE_NAME.format(dotted.rpartition(".")[0]))
             return old
         if variable in self._rules.left:
@@ -96,7 +96,7 @@ class Imports:
         if has_new:
             return _from(self._target(name, dotted, variable), bound)
         # The remaining uses of a module are reported where they are.
-        if is_gone and not (remains and name in names.PRIVATE):
+        if is_gone and not (remains and name in table.PRIVATE):
             self._edits.todo(statement, _GONE.format(dotted))
         return old
 
@@ -105,8 +105,8 @@ class Imports:
         root = dotted.split(".", 1)[0]
         library = root if root in ("tf_keras", "keras") else "tensorflow.keras"
         if name in table.MODULES:
-            is_modern = name in names.OF_KERAS and not self._rules.is_legacy
-            return f"{library}.mixed_precision" if is_modern else names.legacy_module(name)
+            is_modern = name in table.OF_KERAS and not self._rules.is_legacy
+            return f"{library}.mixed_precision" if is_modern else table.legacy_module(name)
         row = table.OLD[name]
         is_either = self._source.roles_of(variable) >= {table.STABLE, table.EXPERIMENTAL}
         is_called = is_either and self._source.names.get(variable)
@@ -121,7 +121,7 @@ class Imports:
         module = module_of(statement)
         if reason := self._source.stays(module):
             unseen.report_kept(self._source, self._edits, statement, module, reason)
-        elif names.is_gone(module) or names.canonical(module) in names.EMPTIED:
+        elif names.is_gone(module) or table.canonical(module) in names.EMPTIED:
             self._edits.todo(statement, _STAR.format(module))
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import re
 
-from tf_lossscale.legacy.table import KERAS
-from tf_lossscale.migrate.codemod import names
+from tf_lossscale.legacy.table import KERAS, canonical
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, string
 
 #: Methods that only the wrappers of TensorFlow 2 have.
 OLD_METHODS = ("get_scaled_loss", "get_unscaled_gradients")
 _METHODS = ("apply", "dynamic_scale", "scale_loss", "stateless_apply", "step_counter")
-_OPTIMIZER = re.compile(r"optimi[sz]er|(^|_)opts?($|_)", re.IGNORECASE)
+#: The customary names of optimizers.
+OPTIMIZER = re.compile(r"optimi[sz]er|(^|_)opts?($|_)", re.IGNORECASE)
 
 
 def uses(source: Scopes) -> list[ast.AST]:
@@ -32,7 +32,7 @@ def uses(source: Scopes) -> list[ast.AST]:
 
 def is_for_keras_3(source: Scopes) -> bool:
     """Return whether a file uses members of Keras 3's class, and no method of the old class and no older name."""
-    older = {name for name in source.mentioned if names.canonical(name).startswith(f"{KERAS}.experimental")}
+    older = {name for name in source.mentioned if canonical(name).startswith(f"{KERAS}.experimental")}
     old = (getattr(node, "attr", None) or string(node) for node in source.parents)
     return bool(uses(source)) and not older and not any(name in OLD_METHODS for name in old)
 
@@ -40,12 +40,7 @@ def is_for_keras_3(source: Scopes) -> bool:
 def _is_use(source: Scopes, node: ast.AST, members: set[str]) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name in members and _is_subclass(source, source.parents[node])
-    if isinstance(node, ast.Call) and source.is_builtin(node.func, "getattr", "hasattr") and len(node.args) > 1:
-        member, owner = string(node.args[1]), node.args[0]
-    elif isinstance(node, ast.Attribute):
-        member, owner = node.attr, node.value
-    else:
-        return False
+    owner, member = source.read(node)
     if member not in members:
         return False
     name = getattr(owner, "attr", getattr(owner, "id", source.code(owner)))
@@ -53,11 +48,11 @@ def _is_use(source: Scopes, node: ast.AST, members: set[str]) -> bool:
         return any(_is_subclass(source, outer) for outer in source.ancestors(node))
     is_made = any(isinstance(each, ast.Call) and _is_class(source, each.func) for each in source.values(owner))
     is_only = member == "scale_loss" and source.dotted(owner) == {UNKNOWN}
-    return is_made or is_only or bool(_OPTIMIZER.search(name))
+    return is_made or is_only or bool(OPTIMIZER.search(name))
 
 
 def _is_class(source: Scopes, node: ast.AST) -> bool:
-    return f"{KERAS}.LossScaleOptimizer" in map(names.canonical, source.dotted(node))
+    return f"{KERAS}.LossScaleOptimizer" in map(canonical, source.dotted(node))
 
 
 def _is_subclass(source: Scopes, node: ast.AST) -> bool:

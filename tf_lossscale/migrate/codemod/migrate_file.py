@@ -11,7 +11,7 @@ from tf_lossscale.migrate.codemod.imports import Imports
 from tf_lossscale.migrate.codemod.report import TODO, Finding
 from tf_lossscale.migrate.codemod.rules import Rules
 from tf_lossscale.migrate.codemod.source import TOO_DEEP, Source
-from tf_lossscale.migrate.codemod.uses import Uses
+from tf_lossscale.migrate.codemod.uses import ALONE, Project, Uses
 
 _BUG = "the file was not changed, because the result would not parse. Please report this as a bug"
 
@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def migrate(source: bytes, requested: frozenset[str] = frozenset()) -> Outcome:
+def migrate(source: bytes, project: Project = ALONE) -> Outcome:
     """Rewrite the uses of old names in one file.
 
     >>> old = b"from tensorflow.keras.mixed_precision import LossScaleOptimizer\\nopt = LossScaleOptimizer(inner)\\n"
@@ -31,19 +31,19 @@ def migrate(source: bytes, requested: frozenset[str] = frozenset()) -> Outcome:
     from tf_lossscale import LossScaleOptimizer
     opt = LossScaleOptimizer(inner)
 
-    `requested` has the names that other files import from this file, or "*" if they may use any of its names.
+    `project` says what the migration depends on in other files.
 
     Encoding and line endings stay. If the file does not parse, is nested too deeply, or changes when it is decoded and
     encoded again, a ValueError says so.
     """
     try:
-        return _migrated(source, requested)
+        return _migrated(source, project)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
 
 
-def _migrated(content: bytes, requested: frozenset[str]) -> Outcome:
-    source = Uses(content, requested)
+def _migrated(content: bytes, project: Project) -> Outcome:
+    source = Uses(content, project)
     edits = Edits(source)
     rules = Rules(source, edits)
     rules.apply()

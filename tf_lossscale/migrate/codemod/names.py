@@ -5,43 +5,18 @@ Names are looked up in their canonical form; see `canonical`.
 
 from __future__ import annotations
 
-import functools
 import re
 
 from tf_lossscale.legacy import table
-from tf_lossscale.legacy.table import CONTRIB_MODULE, KERAS, TRAINING
+from tf_lossscale.legacy.table import CONTRIB_MODULE, KERAS, TRAINING, canonical
 
 WRAPPERS = {table.STABLE, table.EXPERIMENTAL, table.CONTRIB, table.OURS}
 HELPER = "tf_lossscale.legacy.from_loss_scale"
 # The module that has all names of the old `experimental` module, with their old arguments.
 EXPERIMENTAL = f"{table.LEGACY_MODULE}.experimental"
 
-# Pairs (prefix, replacement). The canonical form of a dotted name is found by replacing its prefix until no prefix in
-# this table matches.
-_ROOTS = (
-    ("tensorflow_core.", "tensorflow."),
-    ("tensorflow.compat.v1.", "tensorflow."),
-    ("tensorflow.compat.v2.", "tensorflow."),
-    ("tensorflow.python.keras.", "keras."),
-    ("tensorflow.keras.", "keras."),
-    ("tf_keras.", "keras."),
-    ("keras.src.", "keras."),
-    ("keras.api._v2.keras.", "keras."),
-    # An alias that may be either of two modules can lead to `experimental.experimental`, which never existed.
-    (f"{KERAS}.experimental.experimental.", f"{KERAS}.experimental."),
-)
-
-# Removed modules of Keras, whose names are in `keras.mixed_precision` today.
-OF_KERAS = {module for module, new in table.MODULES.items() if new == KERAS}
-# Private modules of TensorFlow. A name in such a module has a replacement only if it is in the table of old names.
-PRIVATE = {
-    *(f"{KERAS}{folder}.{name}" for folder in ("", ".experimental") for name in ("loss_scale", "loss_scale_optimizer")),
-    *(f"{TRAINING}.{name}" for name in ("loss_scale", "loss_scale_optimizer", "mixed_precision")),
-    *(f"{CONTRIB_MODULE}.python.{name}" for name in ("loss_scale_manager", "loss_scale_optimizer")),
-    f"{TRAINING}.loss_scaling_gradient_tape",
-}
 # Modules whose imports are removed if the rewritten code no longer uses them.
-EMPTIED = {*PRIVATE, KERAS, *table.MODULES}
+EMPTIED = {*table.PRIVATE, KERAS, *table.MODULES}
 # Modules that TensorFlow removed completely.
 _GONE = (f"{KERAS}.experimental.", f"{CONTRIB_MODULE}.", "tensorflow.mixed_precision.", f"{TRAINING}.loss_scaling_")
 _COPY = "tensorflow.python.keras.mixed_precision."
@@ -55,8 +30,16 @@ WORD = re.compile(r"[^\W\d]\w*")
 # bytes, so that the parser reports an error.
 _OLD = re.compile(
     rb"mixed_precision|LossScale|training\.experimental|get_scaled_loss|get_unscaled_gradients|should_cast_variables"
-    rb"|experimental_run_v2|TODO\(tf-lossscale\)|\0|loss_scale['\"]?\]?\s*[:=]\s*['\"]dynamic|\.loss_scale\(\)"
+    rb"|experimental_run_v2|TODO\(tf-lossscale\)|\0|loss_scale['\"]?\]?\s*[:=]\s*['\"]dynamic|\.loss_scale\b"
+    rb"|['\"]loss_scale['\"]|dynamic_counter|increment_period|_num_good_steps"
 )
+
+# What the text of a file shows to the other files of its project: it wraps optimizers, it passes other optimizers to
+# `compile`, it makes or sets policies, or it keeps the old loss scale object of its wrappers and policies.
+WRAPS = re.compile(rb"(LossScaleOptimizer\w*|mixed_precision_graph_rewrite\w*)\(")
+COMPILES = re.compile(rb"(?<!\bre)\.compile\(\s*(optimizer\s*=\s*)?(\\?['\"]|(?![\w.]*LossScaleOptimizer)[\w.]+\()")
+HAS_POLICIES = re.compile(rb"set_(global_)?policy\(|\bPolicy\(")
+KEEPS = re.compile(rb"\.loss_scale(\(\)|\.\w*(period|scale|steps))|olicy\([^)\n]*loss_scale|olicy(\(\))?\.loss_scale")
 
 
 def is_worth_parsing(source: bytes) -> bool:
@@ -89,26 +72,3 @@ def in_copy(dotted: str) -> bool:
     False
     """
     return f"{dotted}.".startswith(_COPY) and not is_gone(dotted)
-
-
-@functools.lru_cache(4096)
-def canonical(dotted: str) -> str:
-    """Return the canonical form of a dotted name, which is the form used in the codemod's tables.
-
-    >>> canonical("tensorflow.compat.v1.keras.mixed_precision.experimental.Policy")
-    'keras.mixed_precision.experimental.Policy'
-    """
-    for old, new in _ROOTS:
-        # tf_keras still has its private modules.
-        if f"{dotted}.".startswith(old) and not dotted.startswith("tf_keras.src."):
-            return canonical(f"{new}{dotted[len(old) :]}".rstrip("."))
-    return dotted
-
-
-def legacy_module(module: str) -> str:
-    """Return the module of this package that has the names of a removed module, with their old meaning.
-
-    >>> legacy_module("keras.mixed_precision.experimental.policy")
-    'tf_lossscale.legacy.experimental'
-    """
-    return EXPERIMENTAL if module in OF_KERAS else table.MODULES[module]

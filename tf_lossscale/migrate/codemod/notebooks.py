@@ -18,6 +18,7 @@ from tf_lossscale.migrate.codemod import names
 from tf_lossscale.migrate.codemod.migrate_file import Outcome, migrate
 from tf_lossscale.migrate.codemod.report import NOTICE, Finding
 from tf_lossscale.migrate.codemod.source import Source
+from tf_lossscale.migrate.codemod.uses import Project
 
 _BETWEEN = "# tf_lossscale: cell {}\n"
 _CELLS = re.compile(r"^[ \t]*# tf_lossscale: cell \d+\n", re.MULTILINE)
@@ -141,9 +142,10 @@ def _parses(code: str) -> bool:
     return True
 
 
-def migrate_notebook(content: bytes, requested: frozenset[str]) -> Outcome:
+def migrate_notebook(content: bytes, project: Project) -> Outcome:
     """Rewrite the code cells of a notebook, and return the new content, and the findings with their cells."""
     notebook = Notebook(content)
-    outcome = migrate(notebook.source.encode(), requested | notebook.words)
+    project = project._replace(requested=project.requested | notebook.words)
+    outcome = migrate(notebook.source.encode(), project)
     findings = (*outcome.findings, *notebook.left())
     return Outcome(notebook.with_source(outcome.source.decode()), tuple(map(notebook.in_cell, findings)))

@@ -10,15 +10,15 @@ import ast
 from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod import names
-from tf_lossscale.migrate.codemod.scopes import Scopes, string
+from tf_lossscale.migrate.codemod.scopes import CONTAINERS, UNKNOWN, Scopes, string
 
 _WRAPPERS = {table.STABLE, table.EXPERIMENTAL}
-# Attributes of the old object. A tensor has none of them.
-_OF_OBJECT = {
-    *("_current_loss_scale", "_increment_period", "_initial_loss_scale", "_multiplier", "_num_good_steps", "counter"),
-    *("current_loss_scale", "get_config", "increment_period", "initial_loss_scale", "multiplier", "update"),
-}
+# Members that no other object has.
+_ITS_OWN = {"_current_loss_scale", "_increment_period", "_initial_loss_scale", "_num_good_steps", "increment_period"}
+# Functions that do not call their argument.
+_SHOWING = ("float", "format", "isinstance", "print", "repr", "str", "type")
+# The nodes that keep a value, or return it.
+_KEEPING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Lambda, ast.arguments, ast.keyword, *CONTAINERS)
 # Attributes that today's `optimizer._loss_scale` has as well.
 _STILL_THERE = {"counter", "current_loss_scale", "multiplier"}
 
@@ -42,7 +42,7 @@ def is_policy(source: Scopes, node: ast.AST) -> bool:
 
 def _makes(source: Scopes, node: ast.AST, roles: set[str]) -> bool:
     """Return whether a node is a call to an old name with one of the given roles."""
-    known = map(names.canonical, source.dotted(node.func)) if isinstance(node, ast.Call) else ()
+    known = map(table.canonical, source.dotted(node.func)) if isinstance(node, ast.Call) else ()
     return any(each in table.OLD and table.OLD[each].role in roles for each in known)
 
 
@@ -55,7 +55,14 @@ def _is_loss_scale(source: Scopes, node: ast.AST) -> bool:
     found = [each for each in source.values(node) if isinstance(each, ast.Attribute) and each.attr == "loss_scale"]
     has_method = bool(found) and any(function.name == "loss_scale" for function in source.nodes(ast.FunctionDef))
     own = ("self", "cls") if has_method else ()
-    return any(source.code(each.value) not in own and not is_policy(source, each.value) for each in found)
+    found = [each for each in found if source.code(each.value) not in own and not is_policy(source, each.value)]
+    # The wrapper of a graph rewrite still has the object.
+    return any(not _is_made(source, each.value, table.GRAPH_REWRITE) for each in found)
+
+
+def _is_made(source: Scopes, node: ast.AST, *roles: str) -> bool:
+    """Return whether this file may make an object by a call to an old name with one of the given roles."""
+    return any(_makes(source, each, {*roles}) for each in source.values(node))
 
 
 def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
@@ -68,10 +75,18 @@ def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
         elif _makes(source, node, _WRAPPERS):
             # Two wrappers share one loss scale.
             owned = [each for each in given if isinstance(each, ast.Attribute) and each.attr.endswith("loss_scale")]
-            yield from (each for each in owned if any(_makes(source, v, _WRAPPERS) for v in source.values(each.value)))
-    elif isinstance(node, ast.Attribute) and node.attr in _OF_OBJECT:
+            yield from (each for each in owned if _is_made(source, each.value, *_WRAPPERS))
+    elif isinstance(node, ast.Attribute) and node.attr in table.OF_LOSS_SCALE.names:
         is_private = getattr(node.value, "attr", "") == "_loss_scale"
-        if _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
+        is_own = node.attr in source.stored or source.code(node.value) == "self"
+        is_its_own = node.attr in _ITS_OWN and not (is_own or _is_made(source, node.value, table.LEGACY))
+        if is_its_own or _is_loss_scale(source, node.value) or (is_private and node.attr not in _STILL_THERE):
             yield node.value
+    elif isinstance(node, ast.Attribute) and node.attr == "loss_scale":
+        # What gets the object may call it.
+        parent, to = source.parents[node], getattr(source.parents[node], "func", node)
+        is_passed = to is not node and source.dotted(to) == {UNKNOWN} and not source.is_builtin(to, *_SHOWING)
+        if (is_passed or isinstance(parent, _KEEPING)) and _is_made(source, node.value, table.EXPERIMENTAL):
+            yield node
     elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
         yield from [node.value] if any(_calls(source, each, "get_config") for each in source.values(node.value)) else []

@@ -7,6 +7,7 @@ file that reads the loss scale of a policy, the policies come from `tf_lossscale
 from __future__ import annotations
 
 import ast
+import re
 
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import old_state
@@ -17,12 +18,6 @@ from tf_lossscale.migrate.codemod.uses import Use, Uses
 
 #: The roles of the names that create or set policies.
 ROLES = {table.POLICY, table.KERAS_FUNCTION}
-# Attributes that Keras's current dtype policies do not have.
-_OF_OLD_POLICIES = ("loss_scale", "should_cast_variables")
-_NOT_IN_KERAS = (
-    "if {0} is a dtype policy, it has no {1} in today's Keras. Make it with tf_lossscale.legacy.experimental.Policy, "
-    "or take it from tf_lossscale.legacy.experimental.global_policy() or get_layer_policy(layer)."
-)
 _INFER = (
     "Keras has no policy {} any more. Write 'mixed_float16' if the inputs of the layers are float16, and 'float32' "
     "otherwise."
@@ -30,6 +25,10 @@ _INFER = (
 _DOES_NOT_READ = (
     "compile() does not read the loss_scale of a policy. Give compile() a tf_lossscale.LossScaleOptimizer with this "
     "scale (auto_scale_loss=False for None), or call tf_lossscale.wrap_in_compile()."
+)
+# The names of objects that hold the options of a program, of optimizers, and of an object in its own methods.
+_OPTIONS = re.compile(
+    r"(args|cfg|conf\w*|flags|options|opts?|hp\w*|param\w*|settings|optimi[sz]er|self)\Z", re.IGNORECASE
 )
 _INFERRED = ("infer", "infer_float32_vars", "infer_with_float32_vars")
 _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("float16", "bfloat16")}
@@ -59,12 +58,14 @@ def _has_default_scale(arguments: list[Argument], at: int) -> bool:
 def need_scale(source: Uses) -> bool:
     """Return whether the policies of a file need a loss scale."""
     scales = [scale for use in source.uses if (scale := scale_of(source, use))]
-    reads = (_is_read(node) and _is_made_here(source, node.value) for node in source.nodes(ast.Attribute))
-    return any(reads) or not all(_has_default_scale(*scale) for scale in scales)
+    is_read = any(_is_made_here(source, policy) for _, policy, _ in _reads(source))
+    return is_read or not all(_has_default_scale(*scale) for scale in scales)
 
 
-def _is_read(node: ast.Attribute) -> bool:
-    return node.attr in _OF_OLD_POLICIES and isinstance(node.ctx, ast.Load)
+def _reads(source: Uses) -> list[tuple[ast.AST, ast.expr, str]]:
+    """Return the reads of members that only old policies have, with the objects and the names of the members."""
+    read = ((node, *source.read(node)) for node in source.parents)
+    return [(node, owner, member) for node, owner, member in read if member in table.OF_POLICY.names]
 
 
 def _is_made_here(source: Uses, policy: ast.expr) -> bool:
@@ -75,13 +76,16 @@ def _is_made_here(source: Uses, policy: ast.expr) -> bool:
 
 def report_reads(source: Uses, edits: Edits) -> None:
     """Report attributes of policies from elsewhere that today's policies do not have."""
-    for node in source.nodes(ast.Attribute):
-        policy = source.code(node.value)
-        name = policy.rsplit(".", 1)[-1].lower()
-        is_named = name == "policy" and bool(source.roles - {table.OURS})
-        is_policy = is_named or name.endswith(("dtype_policy", "precision_policy"))
-        if is_policy and _is_read(node) and not _is_made_here(source, node.value):
-            edits.todo(node, _NOT_IN_KERAS.format(policy, node.attr))
+    project, roles = source.project, source.roles - {table.OURS}
+    prefix = "" if roles or project.has_policies or project.makes_wrappers else "(dtype|precision)_"
+    named = re.compile(rf"(?<!global_){prefix}policy(\(\)|\[.*\])?\Z", re.IGNORECASE)
+    is_of_any = project.has_policies and not source.uses_legacy and "loss_scale" not in source.stored
+    for node, owner, member in _reads(source):
+        policy = source.code(owner)
+        # Without wrappers, a loss scale is of a policy or an option of the program.
+        is_likely = is_of_any and not (_OPTIONS.search(policy) or (project.makes_wrappers and member == "loss_scale"))
+        if (named.search(policy) or is_likely) and not _is_made_here(source, owner):
+            edits.todo(node, table.OF_POLICY.advice.format(policy, member))
 
 
 def change_name(source: Uses, edits: Edits, call: ast.Call, is_old: bool) -> None:

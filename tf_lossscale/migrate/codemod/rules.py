@@ -12,7 +12,6 @@ import re
 from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import names, policies, wrappers
 from tf_lossscale.migrate.codemod.edits import Edits
-from tf_lossscale.migrate.codemod.names import legacy_module
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Variable, string
 from tf_lossscale.migrate.codemod.uses import Use, Uses
 
@@ -94,7 +93,7 @@ class Rules:
         if use.variable is None or (isinstance(use.node, ast.Name) and use.rows):
             return use.variable is not None
         known = self.source.known(use.variable) & table.MODULES.keys()
-        return bool(known - names.OF_KERAS) or (self.is_legacy and bool(known) and table.STABLE not in use.roles)
+        return bool(known - table.OF_KERAS) or (self.is_legacy and bool(known) and table.STABLE not in use.roles)
 
     def _wrapper(self, use: Use) -> None:
         source, node = self.source, use.node
@@ -153,17 +152,18 @@ class Rules:
         alias, modules = source.aliases.get(node), sorted(known & table.MODULES.keys())
         looked_up = source.looked_up(node, use.dotted)
         if looked_up and not modules:
-            self._looked_up(use, set(map(names.canonical, looked_up)))
+            self._looked_up(use, set(map(table.canonical, looked_up)))
         elif modules:
             if self._stays(use):
                 return
-            if self.is_legacy or modules[0] not in names.OF_KERAS:
-                self._replace(use, legacy_module(modules[0]))
+            if self.is_legacy or modules[0] not in table.OF_KERAS:
+                self._replace(use, table.legacy_module(modules[0]))
             elif alias and isinstance(node, ast.Attribute):
                 self.edits.rewrite(node, _of_keras(code))
-        elif table.KERAS in known or known & names.PRIVATE:
+        elif table.KERAS in known or known & table.PRIVATE:
             if not alias or (table.KERAS in known and isinstance(alias[0], ast.ClassDef)):
-                self.edits.notice(node, NOT_FOLLOWED)
+                # Keras still has a class of the old name in its module.
+                (self.edits.todo if table.KERAS in known else self.edits.notice)(node, NOT_FOLLOWED)
         elif isinstance(node, ast.Attribute) and any(map(names.is_gone, use.dotted)):
             self.edits.todo(node, _NO_COUNTERPART.format(code))
         elif isinstance(node, ast.Attribute):
@@ -175,7 +175,7 @@ class Rules:
         is_tested = isinstance(call, ast.Call) and self.source.is_builtin(call.func, "hasattr")
         for name in sorted(looked_up & {*table.OLD, *table.MODULES}):
             row = table.OLD.get(name)
-            new = table.WRAPPERS_WITH_OLD_ARGUMENTS.get(row.role, row.new) if row else legacy_module(name)
+            new = table.WRAPPERS_WITH_OLD_ARGUMENTS.get(row.role, row.new) if row else table.legacy_module(name)
             # Keras still has a class of this name.
             if new != name and not (is_tested and row and row.role == table.STABLE):
                 self.edits.todo(call, _LOOKED_UP.format(name.rpartition(".")[2], new))
@@ -210,7 +210,7 @@ def _is_value(source: Uses, use: Use) -> bool:
     if not isinstance(getattr(use.node, "ctx", ast.Load()), ast.Load):
         return use.variable is not None
     if use.roles != {table.EXPERIMENTAL}:
-        return bool(use.canonical & names.OF_KERAS) and not is_alias
+        return bool(use.canonical & table.OF_KERAS) and not is_alias
     if not use.is_sure or source.called(use):
         return not use.is_sure or bool(wrappers.form(source, use).reason)
     return not is_alias and not source.is_tested(use.node)
@@ -220,7 +220,7 @@ def _is_shared(source: Uses, variable: Variable) -> bool:
     """Return whether a variable for an experimental name may be read elsewhere, or may be something else."""
     known = source.known(variable)
     is_unsure = UNKNOWN in known or not source.names.get(variable) or source.is_requested(variable)
-    return is_unsure and bool(known & names.OF_KERAS or table.EXPERIMENTAL in source.roles_of(variable))
+    return is_unsure and bool(known & table.OF_KERAS or table.EXPERIMENTAL in source.roles_of(variable))
 
 
 def _left(source: Uses) -> set[Variable]:

@@ -17,7 +17,7 @@ from tf_lossscale.migrate.codemod.source import Source
 #: Stands for anything that has no qualified name.
 UNKNOWN = "?"
 
-_CONTAINERS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.IfExp, ast.BoolOp)
+CONTAINERS = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.IfExp, ast.BoolOp)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -142,20 +142,43 @@ class Scopes(Source):
         return frozenset(found)
 
     def values(self, node: ast.AST) -> list[ast.AST]:
-        """Return an expression, the parts of a collection or choice, and what this file assigns to the names in it."""
+        """Return an expression, the parts of a collection or choice, and what this file assigns to the names in it.
+
+        An attribute has the values of all attributes of its name.
+        """
         found = [node]
         for each in found:
             variable = self.variable(each) if isinstance(each, ast.Name) else None
             values: list[ast.AST] = [b.value for b in self.bindings[variable] if b.value] if variable else []
-            values += ast.iter_child_nodes(each) if isinstance(each, _CONTAINERS) else ()
+            values += [v for name, v in self._assigned if name == each.attr] if isinstance(each, ast.Attribute) else []
+            values += ast.iter_child_nodes(each) if isinstance(each, CONTAINERS) else ()
             found += [value for value in values if value not in found]
         return found
+
+    def read(self, node: ast.AST) -> tuple[ast.expr, str | None]:
+        """Return the object and the name of the member that a node reads with a dot, `getattr` or `hasattr`."""
+        if isinstance(node, ast.Call) and self.is_builtin(node.func, "getattr", "hasattr") and len(node.args) > 1:
+            return node.args[0], string(node.args[1])
+        is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        return (node.value, node.attr) if isinstance(node, ast.Attribute) and is_read else (ast.Constant(None), None)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that contain a node, from the inside out."""
         while node is not self.tree:
             node = self.parents[node]
             yield node
+
+    @functools.cached_property
+    def stored(self) -> set[str]:
+        """The names of the attributes that this file assigns or defines."""
+        stored = {node.attr for node in self.nodes(ast.Attribute) if isinstance(node.ctx, ast.Store)}
+        return stored | {node.name for node in self.nodes(ast.FunctionDef)}
+
+    @functools.cached_property
+    def _assigned(self) -> list[tuple[str, ast.expr]]:
+        """The names of attributes, with the values that this file assigns to them."""
+        pairs = ((target, node.value) for node in self.nodes(ast.Assign) for target in node.targets)
+        return [(target.attr, value) for target, value in pairs if isinstance(target, ast.Attribute)]
 
     @functools.cached_property
     def mentioned(self) -> set[str]:
@@ -180,7 +203,7 @@ class Scopes(Source):
 
 def leads_to_old(dotted: str) -> bool:
     """Return whether a dotted name is an old name, or a package that contains old names."""
-    name = names.canonical(dotted)
+    name = table.canonical(dotted)
     return any(f"{old}.".startswith(f"{name}.") for old in (*table.OLD, *table.MODULES, "tensorflow.compat.v1"))
 
 

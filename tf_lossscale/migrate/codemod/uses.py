@@ -12,7 +12,7 @@ from tf_lossscale.legacy import table
 from tf_lossscale.migrate.codemod import keras_3, names, old_state
 from tf_lossscale.migrate.codemod.scopes import UNKNOWN, Scopes, Variable, string
 
-_MODULES = {*names.PRIVATE, *table.MODULES}
+_MODULES = {*table.PRIVATE, *table.MODULES}
 _IN_COPY = (
     "is in TensorFlow's private copy of Keras and is left unchanged. It has no effect on tf.keras: if the layers and "
     "optimizers come from tf.keras, import it from tensorflow.keras and migrate again."
@@ -22,6 +22,27 @@ _OF_KERAS_3 = [f"{root}{table.KERAS}.LossScaleOptimizer" for root in ("", "tenso
 _KERAS_3 = "is left unchanged, because this file uses methods that only Keras 3's class has."
 # The names of layers, models and optimizers. The first group is the library.
 _MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[mM]odel|optimi|Sequential)")
+
+
+class Project(NamedTuple):
+    """What the migration of one file depends on in the other files of its project."""
+
+    #: The names that other files may read in this file. "*" stands for all of its names.
+    requested: frozenset[str] = frozenset()
+    #: The names of the project's modules.
+    modules: frozenset[str] = frozenset()
+    #: Whether this file, a file that imports it, or a module that these files import, wraps the optimizers.
+    wraps: bool = False
+    #: Whether some file makes wrappers that have no old loss scale object any more.
+    makes_wrappers: bool = False
+    #: Whether some file makes or sets policies that have no loss scale any more.
+    has_policies: bool = False
+    #: Whether some file reads an old name in an object that may be a module.
+    reads_modules: bool = False
+
+
+#: The project of a file that is migrated alone.
+ALONE = Project()
 
 
 class Use(NamedTuple):
@@ -43,7 +64,7 @@ class Use(NamedTuple):
     @property
     def canonical(self) -> set[str]:
         """The canonical qualified names."""
-        return set(map(names.canonical, self.dotted))
+        return set(map(table.canonical, self.dotted))
 
     @property
     def is_sure(self) -> bool:
@@ -59,10 +80,9 @@ class Uses(Scopes):
     ['keras.mixed_precision.Policy']
     """
 
-    def __init__(self, content: bytes, requested: frozenset[str] = frozenset()):
+    def __init__(self, content: bytes, project: Project = ALONE):
         super().__init__(content)
-        #: The names that other files may read in this file. "*" stands for all of its names.
-        self.requested = requested
+        self.project = project
         #: True if this file imports TensorFlow or tf_keras. Otherwise, Keras may run on another backend in this file.
         self.imports_tensorflow: bool = any(re.match(r"(tensorflow|tf_keras)\b", module) for module in self.modules)
         #: The uses of old names, in the order of the file.
@@ -92,7 +112,7 @@ class Uses(Scopes):
 
     def _use(self, node: ast.expr) -> Use | None:
         dotted = self.dotted(node)
-        known = {names.canonical(each) for each in dotted}
+        known = {table.canonical(each) for each in dotted}
         found = dotted | self.looked_up(node, dotted)
         if any(each.startswith(f"{table.LEGACY_MODULE}.") or self.stays(each) for each in found):
             return None
@@ -107,7 +127,7 @@ class Uses(Scopes):
 
     def known(self, variable: Variable) -> set[str]:
         """Return the canonical names that a variable may stand for."""
-        return set(map(names.canonical, self.meanings(variable)))
+        return set(map(table.canonical, self.meanings(variable)))
 
     def roles_of(self, variable: Variable) -> set[str]:
         """Return the roles of the old names that a variable may stand for."""
@@ -145,7 +165,7 @@ class Uses(Scopes):
 
     def is_old(self, dotted: Iterable[str]) -> bool:
         """Return whether one of these names is an old name, or a module whose names are all old."""
-        return any(names.canonical(each) in {*table.OLD, *_MODULES} for each in dotted)
+        return any(table.canonical(each) in {*table.OLD, *_MODULES} for each in dotted)
 
     def called(self, use: Use) -> ast.Call | None:
         """Return the call of a use, or None if the use is not called."""
@@ -176,7 +196,7 @@ class Uses(Scopes):
     def is_requested(self, variable: Variable) -> bool:
         """Return whether other code may read a variable of this file: another file, a string, or a class's objects."""
         scope, name = variable
-        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.requested)
+        is_imported = isinstance(scope, ast.Module) and bool({name, "*"} & self.project.requested)
         return is_imported or name in self.quoted or isinstance(scope, ast.ClassDef)
 
     @functools.cached_property
