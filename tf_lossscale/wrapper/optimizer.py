@@ -380,8 +380,8 @@ class LossScaleOptimizer(Saving):
             The outputs, with the same structure, values and dtypes.
 
         Raises:
-            RuntimeError: a loss of these outputs was scaled as well. The error is raised when its gradients are
-                computed in eager mode, and otherwise when they are unscaled or applied.
+            RuntimeError: a loss of these outputs was scaled as well, or contains their derivatives. The error is raised
+                when its gradients are computed, or in a graph when they are unscaled or applied.
         """
         if any(getattr(part, "dtype", None) == tf.float16 for part in tf.nest.flatten(outputs)):
             logging.log_first_n(
