@@ -351,6 +351,174 @@ def _():
     raise AssertionError("its Sequential takes float16 layers now: docs/libraries.md is to say so")
 
 
+@trial("art", TODAY)
+def _():
+    from art.attacks.evasion import FastGradientMethod
+    from art.estimators.classification import TensorFlowV2Classifier
+
+    layers = keras.layers.Dense(8, "relu"), keras.layers.Dense(2, dtype="float32")
+    network = keras.Sequential([keras.Input((4,)), *layers])
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.01))
+
+    class Scaled(keras.Model):
+        def __init__(self):
+            super().__init__(dtype="float32")
+            self.network = network
+
+        def call(self, x, training=False):
+            return optimizer.scale_gradient(self.network(x, training=training))
+
+    model, loss = Scaled(), keras.losses.CategoricalCrossentropy(from_logits=True)
+    model(normal(4))
+    classifier = TensorFlowV2Classifier(model, nb_classes=2, input_shape=(4,), loss_object=loss, optimizer=optimizer)
+    x, y, before = normal(4), np.eye(2, dtype="float32")[np.arange(16) % 2], weights_of(network)
+    classifier.fit(x, y, batch_size=16, nb_epochs=3)
+    assert any((old != new).any() for old, new in zip(before, weights_of(network)))
+    optimizer.set_state({"loss_scale": 2.0**100, "dynamic_counter": 0})
+    before = weights_of(network)
+    classifier.fit(x, y, batch_size=16, nb_epochs=1)
+    assert float(optimizer.loss_scale) == 2.0**99
+    assert all((old == new).all() for old, new in zip(before, weights_of(network)))
+    assert np.abs(FastGradientMethod(classifier, eps=0.5).generate(x, y) - x).max() > 0
+
+
+@trial("deepxde", TODAY)
+def _():
+    keras.mixed_precision.set_global_policy("float32")
+    import deepxde
+
+    def residual(x, y):
+        return deepxde.grad.hessian(y, x) + np.pi**2 * tf.sin(np.pi * x)
+
+    line, optimizer = deepxde.geometry.Interval(-1, 1), LossScaleOptimizer(keras.optimizers.Adam(0.001))
+    ends = deepxde.icbc.DirichletBC(line, lambda x: 0.0, lambda _, is_at_end: is_at_end)
+    data = deepxde.data.PDE(line, residual, ends, 16, 2, solution=lambda x: np.sin(np.pi * x), num_test=100)
+    model = deepxde.Model(data, deepxde.nn.FNN([1, 50, 50, 50, 1], "tanh", "Glorot uniform"))
+    factor = tf.Variable(1.0, trainable=False)
+    loss = lambda y, p: optimizer.scale_loss(factor * tf.reduce_mean((y - p) ** 2))  # noqa: E731
+    model.compile(optimizer, loss=loss, metrics=["l2 relative error"])
+    history, _ = model.train(iterations=300, display_every=300)
+    assert history.metrics_test[-1][0] < 0.2
+    factor.assign(np.inf)
+    model.train(iterations=1)
+    assert float(optimizer.loss_scale) == 2.0**14
+
+
+@trial("gpflow", TODAY)
+def _():
+    import gpflow
+
+    kernel = gpflow.kernels.SquaredExponential()
+    model = gpflow.models.GPR((normal(4).astype("float64"), normal(1).astype("float64")), kernel=kernel)
+    optimizer, before = LossScaleOptimizer(keras.optimizers.Adam(0.1)), float(model.training_loss())
+    for _ in range(5):
+        optimizer.minimize(model.training_loss, model.trainable_variables)
+    assert float(model.training_loss()) < before
+    values = [variable.numpy() for variable in model.trainable_variables]
+    optimizer.minimize(lambda: model.training_loss() * np.inf, model.trainable_variables)
+    assert optimizer.skipped_steps == 1
+    assert [variable.numpy() for variable in model.trainable_variables] == values
+
+
+def compiled():
+    """Returns a compiled model of Keras 3."""
+    model = dense(keras.layers.Dense(8, "relu"))
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam(0.01)), keras.losses.MeanSquaredError())
+    return model
+
+
+@trial("scikeras", TODAY)
+def _():
+    import pickle
+
+    from scikeras.wrappers import KerasRegressor
+
+    regressor = KerasRegressor(compiled, epochs=3, verbose=0).fit(normal(4), normal(1)[:, 0])
+    loaded = pickle.loads(pickle.dumps(regressor))
+    optimizer = loaded.model_.optimizer
+    scale = float(optimizer.loss_scale)
+    assert scale == float(regressor.model_.optimizer.loss_scale)
+    loaded.partial_fit(normal(4) * 1e6, normal(1)[:, 0])
+    assert float(optimizer.loss_scale) == scale / 2
+
+
+@trial("gin", TODAY)
+def _():
+    import gin
+
+    @gin.configurable
+    class Scaled(LossScaleOptimizer):
+        pass
+
+    gin.external_configurable(keras.optimizers.Adam, name="InnerAdam")
+    gin.parse_config("Scaled.inner_optimizer = @InnerAdam()\nScaled.initial_scale = 64.0")
+    model = dense(keras.layers.Dense(8, "relu"))
+    model.compile(Scaled(), "mse")
+    trains(model, normal(4), normal(1))
+    skips(model, normal(4), normal(1) * np.inf)
+
+
+@trial("hydra", TODAY)
+def _():
+    from hydra.utils import instantiate
+
+    inner = {"_target_": "tensorflow.keras.optimizers.Adam", "learning_rate": 0.01}
+    config = {"_target_": "tf_lossscale.LossScaleOptimizer", "initial_scale": 64.0, "inner_optimizer": inner}
+    model = dense(keras.layers.Dense(8, "relu"))
+    model.compile(instantiate(config), "mse")
+    trains(model, normal(4), normal(1))
+    skips(model, normal(4), normal(1) * np.inf)
+
+
+def keeps_a_model(copied):
+    """A copy of a trained model has its scale and counts, and trains."""
+    model = compiled()
+    trains(model, normal(4), normal(1))
+    skips(model, normal(4), normal(1) * np.inf)
+    copy = copied(model)
+    assert copy.optimizer.state() == model.optimizer.state()
+    trains(copy, normal(4), normal(1))
+
+
+@trial("dill", TODAY)
+def _():
+    import dill
+
+    keeps_a_model(lambda model: dill.loads(dill.dumps(model)))
+
+
+@trial("cloudpickle", TODAY)
+def _():
+    import cloudpickle
+
+    keeps_a_model(lambda model: cloudpickle.loads(cloudpickle.dumps(model)))
+
+
+@trial("joblib", TODAY)
+def _():
+    import joblib
+
+    with tempfile.TemporaryDirectory() as folder:
+        keeps_a_model(lambda model: joblib.load(joblib.dump(model, f"{folder}/model")[0]))
+
+
+@trial("optuna", TODAY)
+def _():
+    import optuna
+
+    def objective(trial):
+        model = dense(keras.layers.Dense(8, "relu"))
+        rate = trial.suggest_float("learning_rate", 0.001, 0.1, log=True)
+        model.compile(LossScaleOptimizer(keras.optimizers.Adam(rate)), "mse")
+        losses = trains(model, normal(4), normal(1))
+        skips(model, normal(4), normal(1) * np.inf)
+        return losses[-1]
+
+    study = optuna.create_study()
+    study.optimize(objective, n_trials=3)
+    assert len(study.trials) == 3
+
+
 if __name__ == "__main__":
     keras.mixed_precision.set_global_policy("mixed_float16")
     TRIALS[sys.argv[1]][1]()
