@@ -370,7 +370,8 @@ def _():
 
     model, loss = Scaled(), keras.losses.CategoricalCrossentropy(from_logits=True)
     model(normal(4))
-    classifier = TensorFlowV2Classifier(model, nb_classes=2, input_shape=(4,), loss_object=loss, optimizer=optimizer)
+    options = {"nb_classes": 2, "input_shape": (4,), "loss_object": loss}
+    classifier = TensorFlowV2Classifier(model, optimizer=optimizer, **options)
     x, y, before = normal(4), np.eye(2, dtype="float32")[np.arange(16) % 2], weights_of(network)
     classifier.fit(x, y, batch_size=16, nb_epochs=3)
     assert any((old != new).any() for old, new in zip(before, weights_of(network)))
@@ -379,7 +380,8 @@ def _():
     classifier.fit(x, y, batch_size=16, nb_epochs=1)
     assert float(optimizer.loss_scale) == 2.0**99
     assert all((old == new).all() for old, new in zip(before, weights_of(network)))
-    assert np.abs(FastGradientMethod(classifier, eps=0.5).generate(x, y) - x).max() > 0
+    attacked = TensorFlowV2Classifier(network, **options)
+    assert np.abs(FastGradientMethod(attacked, eps=0.5).generate(x, y) - x).max() > 0
 
 
 @trial("deepxde", TODAY)
