@@ -22,7 +22,7 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python -m tools.quietly examples/float16_demo.py --out runs
 
-## Run lint, type check, doctests, and a test of every public behavior. This takes about five minutes on two cores.
+## Run lint, type check, doctests, and a test of every public behavior. This takes about six minutes on two cores.
 test: $(VENV)/.test
 	$(MAKE) -j2 lint doctest
 	$(MAKE) unit

@@ -463,10 +463,11 @@ def test_an_interrupt_at_any_line_leaves_no_watcher_behind():
 
 
 @pytest.mark.slow
-def test_the_monitor_names_statistics_that_are_not_finite_on_the_second_replica_only(caplog):
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_the_monitor_names_statistics_that_are_not_finite_on_the_second_replica_only(keras, caplog):
     with strategies.get("mirrored_2").scope():
-        model = model_of()
-        model.compile(wrapped(), "mse")
+        model = model_of(keras)
+        model.compile(wrapped(keras), "mse")
     x = np.concatenate([FINE, OVERFLOWING])  # only the rows of the second replica overflow
     model.fit(x, np.ones((16, 1)), 16, shuffle=False, verbose=0, callbacks=[tf_lossscale.LossScaleMonitor()])
     (said,) = warnings_in(caplog)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests import strategies
 from tests.families import FAMILIES, with_keras_3
 from tf_lossscale.diagnosis import activation_report
+from tf_lossscale.libraries.models import tensors_of
 
 kerases = pytest.mark.parametrize("keras", [each.keras for each in FAMILIES[:2]], ids=["keras3", "tf_keras"])
 HALF = "mixed_float16"
@@ -355,10 +356,11 @@ def test_the_last_line_names_statistics_that_are_not_finite(keras, training):
     assert "`head` has infinite or NaN weights" in report.advice
 
 
-def test_the_statistics_of_the_second_replica_are_seen():
+@kerases
+def test_the_statistics_of_the_second_replica_are_seen(keras):
     with strategies.get("mirrored_2").scope():
-        model = model_of(tf.keras, tf.keras.layers.BatchNormalization(name="norm"))
-        mean = model.layers[0].moving_mean.value
+        model = model_of(keras, keras.layers.BatchNormalization(name="norm"))
+        [mean] = tensors_of([model.layers[0].moving_mean])
     strategies.get("mirrored_2").experimental_local_results(mean)[1].assign([np.nan] * 4)
     assert "`norm` has infinite or NaN statistics (moving_mean)" in activation_report(model, tf.ones([2, 4])).advice
 
