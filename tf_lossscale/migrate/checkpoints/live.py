@@ -17,9 +17,7 @@ from tf_lossscale.wrapper import registry
 def read(source: Target, variables: list[Any]) -> File:
     """Read an optimizer's state, and the values of the variables that it was built for."""
     optimizer = source.optimizer
-    # The source may be a wrapper of another library, which has no such method.
-    config = getattr(optimizer, "_config_without_warning", optimizer.get_config)()
-    made = configs.of_config({"class_name": type(optimizer).__name__, "config": config}, source.library)
+    made = configs.of_config({"class_name": type(optimizer).__name__, "config": source.config()}, source.library)
     kind = slot_names.known_class(source.inner)
     made.wrapper = made.wrapper if source.is_wrapped else None
     known = [(_tensor(variable, i), variable) for i, variable in enumerate(variables)]

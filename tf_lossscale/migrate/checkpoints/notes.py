@@ -59,7 +59,7 @@ class Notes:
             if name not in ignored:
                 self._compare(name, value, target.number(name))
         if target.scale_variables() and not saved.scale_is_fixed:
-            here = {**KEYWORDS, **target.optimizer._config_without_warning()}
+            here = {**KEYWORDS, **target.config()}
             for name, value in saved.wrapper_arguments.items():
                 self._compare(name, value, here.get(name))
         if target.has_schedule:

@@ -38,6 +38,10 @@ class Target:
         self.inner = inner
         self.library = library
 
+    def config(self) -> dict[str, Any]:
+        """Return the optimizer's config. A config of this package's wrapper is not saved, so nothing warns of it."""
+        return getattr(self.optimizer, "_config_without_warning", self.optimizer.get_config)()
+
     @property
     def is_wrapped(self) -> bool:
         """Whether there is a LossScaleOptimizer around the optimizer."""
