@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.conformance import recordings, replay
 from tests.conformance.replay import wrap
 
@@ -201,7 +201,7 @@ def extremes():
 EXTREMES = list(replay.once(extremes()))
 
 
-@pytest.mark.parametrize(("recording", "case"), combinations(EXTREMES, usual=11, others=pytest.mark.slow))
+@pytest.mark.parametrize(("recording", "case"), combinations(EXTREMES, usual=11, others=slow_one_in(2)))
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     recorded = recorded_for(recording)["extremes"][case]
     name, kwargs = recorded["optimizer"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.conformance import recordings, replay
 
 # Keras 3 looks only at the gradient of replica 0 and applies the NaN of another. There, what TensorFlow 2.8 did with
@@ -27,7 +27,7 @@ def cases():
 
 
 @pytest.mark.parametrize(
-    ("recording", "source", "name"), combinations(replay.once(cases()), usual=7, others=pytest.mark.slow)
+    ("recording", "source", "name"), combinations(replay.once(cases()), usual=7, others=slow_one_in(2))
 )
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
     recorded = recordings.load(source)["distributed"][name]

@@ -357,7 +357,7 @@ def optimizer_trace(case, mode):
 
 @pytest.mark.parametrize(
     ("mode", "recording", "part", "name"),
-    combinations(["eager", "function", "graph", "graph_v1"], optimizer_cases(), usual=11, others=pytest.mark.slow),
+    combinations(["eager", "function", "graph", "graph_v1"], optimizer_cases(), usual=11, others=slow_one_in(2)),
 )
 def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mode):
     recorded = recordings.load(recording)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.conformance import checkpoints, recordings
 from tf_lossscale import LossScaleOptimizer, migrate
 
@@ -32,7 +32,7 @@ def make(target, meta):
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    combinations([*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1], TARGETS, usual=8, others=pytest.mark.slow),
+    combinations([*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1], TARGETS, usual=8, others=slow_one_in(2)),
 )
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(name, target):
     folder, meta = recordings.checkpoint(name)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations, slow_one_in
 from tf_lossscale import DynamicLossScale, LossScaleOptimizer, SharedLossScale
 
 BY = ("get_scaled_loss", "scale_loss", "scaler.scale", "by hand", "another optimizer")
@@ -91,9 +92,10 @@ PLACES = {
 KNOWN = ("eager", "thread")
 
 
-@pytest.mark.parametrize("updates", ["one", "two", "shared"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(
+    ("by", "place", "updates"),
+    combinations(BY, PLACES, ["one", "two", "shared"], usual=15, others=slow_one_in(2)),
+)
 def test_gradients_that_are_unscaled_in_eager_mode(by, place, updates):
     training = Training(updates == "shared")
     training.update(training.gradients(tf.constant(float("inf")), "get_scaled_loss"), False)  # remembers a factor
@@ -108,9 +110,16 @@ def test_gradients_that_are_unscaled_in_eager_mode(by, place, updates):
     assert training.values() == [100.0 - total] * 2
 
 
-@pytest.mark.parametrize("updates", ["one", "two", "shared"])
-@pytest.mark.parametrize("place", [place for place in PLACES if place not in ("thread", "compiled")])
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(
+    ("by", "place", "updates"),
+    combinations(
+        BY,
+        [place for place in PLACES if place not in ("thread", "compiled")],
+        ["one", "two", "shared"],
+        usual=15,
+        others=slow_one_in(2),
+    ),
+)
 def test_gradients_that_are_unscaled_in_a_function(by, place, updates):
     training = Training(updates == "shared")
     where = PLACES["eager" if place == "function that is gone" else place]
