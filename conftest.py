@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tests import cases, numerics, strategies
+from tf_lossscale.core import factors
+from tf_lossscale.wrapper import contract
 
 if strategies.ROLE:
     strategies.get(strategies.here()[0])
@@ -30,6 +32,13 @@ def pytest_collection_modifyitems(items):
     """Mark tests that repeat others as slow. Put slow tests first, so that no process waits for the others."""
     cases.mark_repetitions(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def without_earlier_calls():
+    """Forget the losses in eager mode of optimizers of earlier tests, which may be in reference cycles."""
+    contract._EAGER.call = None
+    factors._EVENTS.clear()
 
 
 # Only pytest-xdist defines this hook, and the sessions of nox do not install pytest-xdist.

@@ -37,6 +37,10 @@ def get(name):
     """Returns a strategy by name; None for no strategy."""
     if name == "none":
         return None
+    if name in ("mirrored_2", "mirrored_4", "central_storage") and len(tf.config.list_logical_devices("CPU")) < 4:
+        raise RuntimeError(
+            "The strategies need the four virtual CPUs that conftest.py creates: run a test with pytest."
+        )
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy("cpu:0")
     if name == "mirrored_1":

@@ -1,8 +1,11 @@
 """The fuzzer finds nothing in a few programs, and what it found once stays repaired."""
 
+import dataclasses
+
 import hypothesis
 import pytest
 
+from tf_lossscale.core.rules import KEYWORDS
 from tools.fuzz import drawing, model, programs
 from tools.fuzz.program import Loop, Program, Rules, Step
 
@@ -40,3 +43,7 @@ def test_random_programs_do_what_the_model_says():
 @pytest.mark.parametrize("program", FOUND, ids=range(len(FOUND)))
 def test_a_program_that_was_found_does_what_the_model_says(program):
     model.run(program)
+
+
+def test_the_fuzzer_draws_every_rule():
+    assert {*KEYWORDS} <= {field.name for field in dataclasses.fields(Rules)}

@@ -3,16 +3,6 @@
 import pytest
 from absl import logging
 
-from tf_lossscale.core import factors
-from tf_lossscale.wrapper import contract
-
-
-@pytest.fixture(autouse=True)
-def without_earlier_calls():
-    """Forget the losses in eager mode of optimizers of earlier tests, which may be in reference cycles."""
-    contract._EAGER.call = None
-    factors._EVENTS.clear()
-
 
 @pytest.fixture
 def warnings(monkeypatch):
