@@ -58,7 +58,6 @@ FOUND_BY = {
     "recipes/gradients.html#a-gradient-penalty": ["second derivatives", "PINN"],
     "recipes/gradients.html#several-losses": ["PCGrad"],
     "recipes/own_tape.html#a-library-that-runs": ["Adversarial Robustness Toolbox", "DeepXDE"],
-    "recipes/tf1_loop.html": ["global step has not been increased"],
     "checkpoints.html#keyerror-name": ["KeyError: 'name'"],
     "recipes/gradients.html#replay-the-batch": ["replay batch after skipped step"],
     "recipes/gradients.html#per-example-gradients": ["differential privacy", "DP-SGD"],

@@ -93,7 +93,7 @@ def test_the_gradients_of_layers_in_float32_do_not_decide_the_best_scale():
         ),
         (np.zeros([1, COLUMNS - 1]), ["kernel"], 1.0, ValueError, "`names` must have"),
         ([tf.constant([1.0])], ["kernel"], 0.0, ValueError, "`scale` must be a finite float32 number above 0"),
-        ([tf.constant([1])], ["kernel"], 1.0, TypeError, "floating-point tensor, but got dtype int32"),
+        ([tf.constant([1])], ["kernel"], 1.0, TypeError, "floating-point or complex tensor, but got dtype int32"),
     ],
 )
 def test_what_cannot_be_reported_on_is_refused(gradients, names, scale, error, text):

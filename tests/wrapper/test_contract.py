@@ -652,3 +652,26 @@ def test_a_bound_that_is_multiplied_by_the_scale_is_no_change(warnings):
     step()
     assert not warnings
     assert np.linalg.norm(weight.numpy() - [1.0, 2.0]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("way", ["get_scaled_loss", "scale_loss"])
+def test_a_whole_step_of_another_optimizer_in_a_function_says_nothing_of_later_gradients(way):
+    first, second = tf.Variable(1.0), tf.Variable(1.0)
+    other, optimizer = (LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=1024) for _ in range(2))
+    other.build([first])
+
+    @tf.function
+    def whole_step():
+        with tf.GradientTape() as tape:
+            loss = getattr(other, way)(first**2)
+        gradients = tape.gradient(loss, [first])
+        if way == "get_scaled_loss":
+            gradients = other.get_unscaled_gradients(gradients)
+        other.apply_gradients(zip(gradients, [first]))
+
+    for _ in range(2):
+        whole_step()
+        with tf.GradientTape() as tape:
+            loss = 0.5 * second
+        optimizer.apply_gradients([(tape.gradient(loss, second), second)])
+    assert (first.numpy(), second.numpy()) == (0.0, 0.5)

@@ -129,7 +129,8 @@ class Factors:
         if functions():
             # The function may return gradients of a loss that it has scaled.
             with tf.init_scope():
-                births, factor, kind = [birth(tf.zeros([]))], None, "trace"
+                births, factor = [birth(tf.zeros([]))], None
+            kind = kind if kind == "unscaled" else "trace"
         if births and births[0] is not None:
             with _LOCK:
                 _EVENTS.append(_Event(weakref.ref(self), births[0], threading.get_ident(), kind, factor))
@@ -148,8 +149,7 @@ class Factors:
         self.never_called = self.never_called - {"get_unscaled_gradients"}
         self._unfinished.difference_update(functions()[:1])
         self._in_thread.is_pending = False
-        if not functions():
-            self._record("unscaled", tensors)
+        self._record("unscaled", tensors)
 
     def has_scaled_a_loss_since(self, outputs: Any) -> bool:
         """Return whether this thread, since outputs were created, has run the backward pass of a scaled loss."""

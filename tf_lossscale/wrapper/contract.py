@@ -214,12 +214,14 @@ class Contract:
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
-    def decide(self, gradients: Iterable[Any], loss_scale: Any) -> Decision:
+    def decide(self, gradients: list[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
         kinds = self._kinds(gradients, loss_scale)
         # TensorFlow 2's apply_gradients applies the gradients of a loss from get_scaled_loss as they are, and warns.
         is_forgotten = kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
-        decision = self._decide({False} if is_forgotten else kinds, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
+        of_another = _were_created_for_another(gradients, kinds, loss_scale)
+        kinds = {False} if is_forgotten else kinds
+        decision = self._decide(kinds, _SCALED_IN_APPLY_GRADIENTS, otherwise=False, of_another=of_another)
         forgotten = {"get_unscaled_gradients"} if is_forgotten else loss_scale._factors.never_called - self._ever
         only_skips = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
         if forgotten and (is_forgotten or not ("scale_loss" in self._ever or only_skips or decision.is_known)):
@@ -242,11 +244,12 @@ class Contract:
     def decide_for_apply(self, gradients: list[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
         kinds = self._kinds(gradients, loss_scale)
+        of_another = _were_created_for_another(gradients, kinds, loss_scale)
         if may_be_unscaled:
-            decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True)
+            decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True, of_another=of_another)
         else:
             decision = Decision(True, self._places(), is_known=kinds == {True})
-            self._require_not_unscaled(kinds, decision.places)
+            self._require_not_unscaled(kinds, decision.places, of_another)
         if decision.scaled and not self._ever & {*_SCALES_A_LOSS} and loss_scale._factors.never_called:
             self._say(
                 logging.warning,
@@ -256,7 +259,7 @@ class Contract:
             )
         return decision
 
-    def _decide(self, kinds: set[Any], after: dict[str, bool], otherwise: bool) -> Decision:
+    def _decide(self, kinds: set[Any], after: dict[str, bool], otherwise: bool, of_another: bool = False) -> Decision:
         if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         kinds = {False if kind is _UNSCALED_BY_OTHER else kind for kind in kinds}
@@ -269,6 +272,8 @@ class Contract:
         if None in kinds or not kinds:
             by_calls, from_elsewhere, _ = self._by_calls(places, after)
             answers |= by_calls
+            if of_another and not places[0].since_last_update():
+                raise RuntimeError(_SCALED_BY_ANOTHER)
         if len(answers) > 1:
             self._last.clear()  # A trace that failed after scaling must not make later updates fail as well.
             raise RuntimeError(
@@ -316,13 +321,15 @@ class Contract:
             if all(call.number < latest.number for call in waiting):
                 raise RuntimeError(_SCALED_BY_ANOTHER)
 
-    def _require_not_unscaled(self, kinds: set[Any], places: list[_Place]) -> None:
+    def _require_not_unscaled(self, kinds: set[Any], places: list[_Place], of_another: bool) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
         if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         answers, is_fresh = {True}, False
         if None in kinds or not kinds:
             answers, _, is_fresh = self._by_calls(places, _SCALED_IN_APPLY)
+            if of_another and not places[0].since_last_update():
+                raise RuntimeError(_SCALED_BY_ANOTHER)
         if kinds & {False, _UNSCALED_BY_OTHER} or (answers == {False} and is_fresh):
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
