@@ -239,9 +239,8 @@ MISTAKES = [
 
 
 def cases(usual, *lists):
-    """The combinations of lists. All but some usual ones are slow, or exhaustive if there are many."""
-    others = pytest.mark.slow if len(lists) == 1 else slow_one_in(2)
-    return combinations(*lists, usual=usual, others=others)
+    """The combinations of lists. Some usual ones run in `make test`, and half of the others are slow."""
+    return combinations(*lists, usual=usual, others=slow_one_in(2))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tf_keras
 
 import tf_lossscale
 from tests import strategies
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.rules import OF_USERS, RULES, Described
 from tf_lossscale import LossScaleOptimizer
 
@@ -23,7 +23,7 @@ WITHOUT_CONFIG = ("contrib", "schedule", "small_norms", "quarters", "counting", 
 CLASSES = {"Described": Described}
 # Rules of the package that move and do not move, and a user's with and without a config.
 USUAL = ("dynamic", "fixed_skip", "quarters", "described")
-each_rule = pytest.mark.parametrize("rule", combinations(RULES, usual=USUAL, others=pytest.mark.slow))
+each_rule = pytest.mark.parametrize("rule", combinations(RULES, usual=USUAL, others=slow_one_in(2)))
 
 
 def made(rule, **kwargs):
