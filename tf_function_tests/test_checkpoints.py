@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import numerics
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.families import ALL_FAMILIES, families
 from tf_function_tests.cell import Cell
 
@@ -76,7 +76,7 @@ GOING_ON = (0.25, 1.0, np.nan)
         ["inside", "outside"],
         ALL_FAMILIES,
         usual=11,
-        others=pytest.mark.slow,
+        others=slow_one_in(2),
     ),
 )
 def test_training_goes_on_with_another_number_of_replicas(family, where, before, after, trained):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import loops, strategies
-from tests.cases import combinations
+from tests.cases import combinations, slow_one_in
 from tests.families import ALL_FAMILIES, all_families
 from tf_function_tests.cell import CALLS, Cell, why_not
 from tf_lossscale import LossScaleOptimizer
@@ -58,7 +58,7 @@ def called_in_every_way():
             "dataset_loop-mirrored_2-keras3",
             "while_loop-mirrored_2-keras3",
         ],
-        others=pytest.mark.slow,
+        others=slow_one_in(2),
     ),
 )
 def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
@@ -291,7 +291,7 @@ def test_the_compiled_step_keeps_its_conditional_and_calls_no_host(family):
             *(f"none-1-{family.name}" for family in ALL_FAMILIES),
             *("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1"),
         ],
-        others=pytest.mark.slow,
+        others=slow_one_in(2),
     ),
 )
 def test_a_step_has_one_conditional_and_no_host_call_and_is_traced_once(family, name, conditionals):

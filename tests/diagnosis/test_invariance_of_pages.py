@@ -8,6 +8,7 @@ import runpy
 import pytest
 import tensorflow as tf
 
+from tests.cases import combinations, slow_one_in
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.diagnosis import invariance_report
 from tf_lossscale.libraries.models import walk
@@ -85,8 +86,7 @@ def dynamic_scales_in(names):
     return [part for _, part in walk(names.values()) if isinstance(part, DynamicLossScale)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", STEPS)
+@pytest.mark.parametrize("block", combinations(STEPS, usual=[], others=slow_one_in(2)))
 def test_a_loop_of_a_page_respects_the_loss_scale(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
