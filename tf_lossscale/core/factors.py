@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core.graphs import birth, enclosing, functions, notes
+from tf_lossscale.core.graphs import birth, enclosing, functions, is_in_graph, notes
 from tf_lossscale.core.origins import Unit, called_bodies, mark_factor, origins, units_of
 
 
@@ -114,7 +114,7 @@ class Factors:
 
     def mark(self, factor: Any, owner: Any) -> None:
         """Mark a scale that was read in a graph with the unit of the place."""
-        if isinstance(getattr(factor, "graph", None), tf.Graph):
+        if is_in_graph(factor):
             mark_factor(factor, self.unit_here(owner))
 
     def note_read(self, scale: Any, owner: Any) -> None:
@@ -161,14 +161,19 @@ class Factors:
             if event.thread == threading.get_ident()
         )
 
-    def is_of_another(self, gradient: Any) -> bool:
+    def has_gradient_of_another(self, gradients: Iterable[Any]) -> bool:
         """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""
-        if functions() or self._unfinished or birth(gradient) is None:
+        if functions() or self._unfinished:
             return False
+        events = [event for event in _last_events() if event.thread == threading.get_ident()]
+        births = [birth(each) for each in gradients if each is not None]
+        return any(born is not None and self._was_born_after_another(born, events) for born in births)
+
+    def _was_born_after_another(self, born: int, events: list[_Event]) -> bool:
         # If several loss scales multiply a loss, its backward pass records an event for each of them.
-        owners, born = [], birth(gradient) or 0
-        for event in _last_events():
-            if event.birth < born and event.thread == threading.get_ident():
+        owners = []
+        for event in events:
+            if event.birth < born:
                 if event.kind not in ("backward", "outputs", "trace"):
                     break
                 owners.append(event.of())

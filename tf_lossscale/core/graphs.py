@@ -146,6 +146,11 @@ def at_end_of_trace(act: Callable[[], None]) -> bool:
     return add is not None
 
 
+def is_in_graph(tensor: Any) -> bool:
+    """Return whether an object is a tensor of a graph."""
+    return isinstance(getattr(tensor, "graph", None), tf.Graph)
+
+
 def ancestors(tensors: Any, origins_of: Callable[[tf.Tensor], Iterable[tf.Tensor]]) -> Iterator[tf.Tensor]:
     """Iterate over the tensors in a structure that belong to graphs, and the tensors that they were computed from.
 
@@ -155,7 +160,7 @@ def ancestors(tensors: Any, origins_of: Callable[[tf.Tensor], Iterable[tf.Tensor
     to_visit, seen = [each for each in tf.nest.flatten(tensors, expand_composites=True)], set()
     while to_visit:
         each = to_visit.pop()
-        if id(each) in seen or not isinstance(getattr(each, "graph", None), tf.Graph):
+        if id(each) in seen or not is_in_graph(each):
             continue
         seen.add(id(each))
         yield each
@@ -190,8 +195,4 @@ def called_functions(op: tf.Operation, attribute: str) -> list[Any]:
 def birth(tensor: Any) -> int | None:
     """Return a number that is larger for eager tensors that were created later. A tensor of a graph has none."""
     values = getattr(tensor, "values", tensor)
-    return (
-        values._id
-        if isinstance(values, tf.Tensor) and not isinstance(getattr(values, "graph", None), tf.Graph)
-        else None
-    )
+    return values._id if isinstance(values, tf.Tensor) and not is_in_graph(values) else None

@@ -71,10 +71,6 @@ SCALED_TWICE = (
 )
 
 
-def _is_in_graph(tensor: Any) -> bool:
-    return isinstance(getattr(tensor, "graph", None), tf.Graph)
-
-
 def mark_factor(factor: Any, unit: Unit) -> None:
     """Mark a tensor of a graph as a factor that was read from a loss scale, which may have read it from another one."""
     setattr(factor, _UNIT, unit)
@@ -119,7 +115,7 @@ def units_of(found: Origin, loss_scale: Any) -> list[Unit]:
 
 
 class _Walk:
-    """Finds origins. `known` maps the ids of tensors to their origins, at first only those of a function's inputs."""
+    """A search for origins. `known` maps ids of tensors to origins, and begins with the inputs of a function."""
 
     def __init__(self, known: dict[int, Origin]):
         self.known = known
@@ -131,7 +127,7 @@ class _Walk:
         if isinstance(tensor, (tf.IndexedSlices, tf.RaggedTensor)):
             values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor.flat_values
             return _with_mark(self.of(values), tensor)
-        if not _is_in_graph(tensor):
+        if not graphs.is_in_graph(tensor):
             return _with_mark(None, tensor)
         path, entered = [tensor], {id(tensor)}
         while path:
@@ -236,7 +232,7 @@ def _outside(found: Origin, op: tf.Operation, body: Any) -> Origin:
 
 def _inputs(tensor: Any) -> list[Any]:
     """Return the tensors that an operation computes a tensor from. The input of a branch is one outside of it."""
-    if hasattr(tensor, _UNIT) or not _is_in_graph(tensor):
+    if hasattr(tensor, _UNIT) or not graphs.is_in_graph(tensor):
         return []
     return [each for each in graphs.inputs_of(tensor) if each.dtype != tf.resource]
 

@@ -250,9 +250,9 @@ def scaled_inside(
 _PREDICTIONS = (
     "A loss function from scale_inside() got a tensor that was computed from trained variables outside of it, such as "
     "a model's predictions, so the model's gradients would not be scaled. The function must run the model itself. If a "
-    "library runs the model and then calls loss(labels, predictions), leave the loss as it is and pass the library a "
-    "model whose outputs go through scale_gradient(): lambda x: optimizer.scale_gradient(model(x)). If the argument "
-    "needs no gradient, pass tf.stop_gradient(argument)."
+    "library runs the model and then calls loss(labels, predictions), pass it the unwrapped loss function, and as its "
+    "model lambda x: optimizer.scale_gradient(model(x)). If the argument needs no gradient, pass "
+    "tf.stop_gradient(argument)."
 )
 _DERIVATIVE = (
     "A loss contains a derivative of outputs from scale_gradient(), which the loss scale would multiply. Leave the "

@@ -129,7 +129,7 @@ _ROOTS = (
 
 
 class Members(NamedTuple):
-    """What one kind of old object had, and today's object of this kind has not."""
+    """The members that objects of one kind had in old versions of TensorFlow, and no longer have."""
 
     names: frozenset[str]
     #: What to write in place of a member.

@@ -389,7 +389,7 @@ _SCALED_TWICE, _CHANGED = "twice", "changed"
 
 def _were_created_for_another(gradients: Iterable[Any], kinds: set[Any], loss_scale: Any) -> bool:
     """Return whether unknown gradients were created in a backward pass of a loss that another loss scale multiplied."""
-    return None in kinds and any(each is not None and loss_scale._factors.is_of_another(each) for each in gradients)
+    return None in kinds and loss_scale._factors.has_gradient_of_another(gradients)
 
 
 def _kind(found: Origin, loss_scale: Any) -> Any:

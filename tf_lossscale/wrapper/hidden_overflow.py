@@ -14,13 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.finite import all_finite
-from tf_lossscale.core.graphs import ancestors, inputs_of
+from tf_lossscale.core.graphs import ancestors, inputs_of, is_in_graph
 from tf_lossscale.core.origins import called_bodies, marked_by
 from tf_lossscale.core.scaling import over_values
 
 # The control flow of TF1 graphs. A tensor of a branch or loop cannot be used outside of it.
 _CONTROL_FLOW = ("Enter", "Exit", "Merge", "NextIteration", "Switch")
-# Elementwise operations, of which `tf.clip_by_global_norm` and averages consist.
+# Elementwise operations whose results are infinite or NaN wherever an input is. `tf.clip_by_global_norm` and averages
+# consist of them.
 _KEEPING_OVERFLOWS = re.compile("Add(N|V2)?|Identity(N)?|Mul|Neg|RealDiv|Sub")
 
 
@@ -58,7 +59,7 @@ def _size(gradient: Any) -> float:
 
 
 def _of_eager(scaled: list[Any], changed: list[int], results: Results) -> list[Any]:
-    """Return the results that gradients have probably been computed from: those of the same number and shapes."""
+    """Return the remembered unscaled gradients, if they have the number and the shapes of the gradients."""
     if len(results.tensors) != len(scaled):
         return []
     pairs = [(results.tensors[i], scaled[i]) for i in changed]
@@ -90,7 +91,7 @@ def _is_result(tensor: Any, loss_scale: Any) -> bool:
     if marked_by(tensor) == (loss_scale, False):
         return True
     tensor = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
-    if not isinstance(getattr(tensor, "graph", None), tf.Graph):
+    if not is_in_graph(tensor):
         return False
     if tensor.op.type == "Identity":
         return _is_result(tensor.op.inputs[0], loss_scale)

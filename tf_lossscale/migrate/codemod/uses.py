@@ -25,7 +25,7 @@ _MODELS = re.compile(r"((?:tensorflow\.(?:python\.)?)?keras)\.(engine|[lL]ayer|[
 
 
 class Project(NamedTuple):
-    """What the migration of one file depends on in the other files of its project."""
+    """Facts about the other files of a project that change how one file is migrated."""
 
     #: The names that other files may read in this file. "*" stands for all of its names.
     requested: frozenset[str] = frozenset()
