@@ -504,11 +504,43 @@ def test_in_a_function_a_gradient_is_not_unscaled_again_after_an_operation(chang
     assert weight.numpy() == 2.0
 
 
-@pytest.mark.parametrize("change", [lambda loss: loss * 1.0, lambda loss: loss + 0.5, tf.reduce_mean])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loss, _: loss + 0.5,
+        lambda loss, weight: loss / 3.0 + weight,
+        lambda loss, weight: tf.reduce_mean(tf.stack([loss, weight])) * weight,
+        lambda loss, _: tf.sqrt(loss),
+        lambda loss, weight: tf.gradients(loss, weight)[0] ** 2 + weight,
+        lambda loss, weight: tf.cond(weight > 0, lambda: loss, lambda: weight),
+    ],
+)
 def test_in_a_function_a_loss_is_not_scaled_again_after_an_operation(change):
     weight, optimizer = setup(FAMILIES[-1])
     with pytest.raises(RuntimeError, match="scaled already"):
-        tf.function(lambda: optimizer.get_scaled_loss(change(optimizer.get_scaled_loss(0.25 * weight))))()
+        tf.function(lambda: optimizer.get_scaled_loss(change(optimizer.get_scaled_loss(0.25 * weight), 1.0 * weight)))()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loss, scale, weight: weight * tf.stop_gradient(loss / scale),
+        lambda loss, scale, weight: weight / loss,
+        lambda loss, scale, weight: weight * tf.cast(loss > 1.0, tf.float32),
+        lambda loss, scale, weight: weight + tf.gradients(loss, weight)[0] / scale,
+    ],
+)
+def test_in_a_function_a_loss_may_depend_on_a_scaled_one_of_which_it_is_no_multiple(change):
+    weight, optimizer = setup(FAMILIES[-1])
+
+    @tf.function
+    def scaled_and_not():
+        x = 1.0 * weight
+        loss = change(optimizer.get_scaled_loss(0.25 * x), optimizer.loss_scale, x)
+        return optimizer.get_scaled_loss(loss), loss
+
+    scaled, loss = scaled_and_not()
+    assert scaled == 1024.0 * loss
 
 
 def penalty(optimizer, weight):

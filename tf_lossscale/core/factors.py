@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_lossscale.core.graphs import birth, enclosing, functions, is_in_graph, notes
-from tf_lossscale.core.origins import Unit, called_bodies, mark_factor, origins, units_of
+from tf_lossscale.core.origins import Origin, Unit, called_bodies, mark_factor, units_of
 
 
 class _Event(NamedTuple):
@@ -179,25 +179,25 @@ class Factors:
                 owners.append(event.of())
         return bool(owners) and owners[0] is not None and self not in owners
 
-    def of(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
-        """Return the factor of the loss of gradients. If it is unknown, return None.
+    def of(self, gradients: list[Any], found: list[Origin], owner: Any) -> tf.Tensor | None:
+        """Return the factor of the loss of gradients, whose origins were found. If it is unknown, return None.
 
         Raise an error if they are multiplied by different factors.
         """
         if functions():
-            return self._in_graph(gradients, owner)
+            return self._in_graph(found, owner)
         events = _last_events()
         if self._in_thread.is_pending:
             # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
             events = [event for event in events if event.thread == threading.get_ident()]
-        found = [self._in_eager(each, events) for each in gradients]
-        factors: dict[int, Any] = {id(factor): factor for factor in found if factor is not None}
+        each_factor = [self._in_eager(each, events) for each in gradients]
+        factors: dict[int, Any] = {id(factor): factor for factor in each_factor if factor is not None}
         if len(factors) > 1 and len({float(factor) for factor in factors.values()}) > 1:
             raise RuntimeError(_SEVERAL)
         return next(iter(factors.values()), None)
 
-    def _in_graph(self, gradients: list[Any], owner: Any) -> tf.Tensor | None:
-        used = {unit for found in origins(gradients) for unit in units_of(found, owner)}
+    def _in_graph(self, found: list[Origin], owner: Any) -> tf.Tensor | None:
+        used = {unit for each in found for unit in units_of(each, owner)}
         if len(used) > 1:
             raise RuntimeError(_SEVERAL)
         # Gradients may come from a variable to which the same function has added them.

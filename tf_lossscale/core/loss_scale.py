@@ -149,7 +149,8 @@ class LossScale(Variables):
             TypeError: a gradient does not have a floating-point dtype.
         """
         gradients, restructured = scaling.flattened(gradients)
-        unscaled = self._unscaled(gradients, lambda factor: scaling.unscale(gradients, factor))
+        found = origins.origins(gradients)
+        unscaled = self._unscaled(gradients, found, lambda factor: scaling.unscale(gradients, factor))
         origins.mark_pair(gradients, unscaled, self)
         return restructured(unscaled)
 
@@ -192,9 +193,11 @@ class LossScale(Variables):
         record(same)
         return same
 
-    def _unscaled(self, gradients: list[Any], divide: Callable[[tf.Tensor], list[Any]]) -> list[Any]:
+    def _unscaled(
+        self, gradients: list[Any], found: list[origins.Origin], divide: Callable[[tf.Tensor], list[Any]]
+    ) -> list[Any]:
         """Return the result of `divide` for the factor of the loss of gradients, or for the current scale."""
-        factor = self._factors.of(gradients, self)
+        factor = self._factors.of(gradients, found, self)
         unscaled = divide(self._current() if factor is None else factor)
         self._factors.unscaled(unscaled)
         return unscaled

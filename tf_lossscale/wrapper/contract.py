@@ -20,19 +20,19 @@ some calls do. For a Sonnet optimizer, `apply` accepts both kinds, and without a
 
 from __future__ import annotations
 
+import functools
 import itertools
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.graphs import ancestors, at_end_of_trace, do_not_convert, functions, inputs_of, notes
+from tf_lossscale.core.graphs import at_end_of_trace, do_not_convert, functions, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
-from tf_lossscale.core.origins import SCALED_TWICE, Origin, marked_by, origins
+from tf_lossscale.core.origins import SCALED_TWICE, Origin, origins
 from tf_lossscale.wrapper.shared import SharedLossScale
 
 # Maps each method to whether scaled gradients follow it in `apply_gradients`, in `apply`, and in an `apply` that takes
@@ -108,6 +108,8 @@ class Decision(NamedTuple):
 
     scaled: bool
     places: list[_Place]
+    #: The origins of the gradients.
+    found: list[Origin]
     #: Whether the origins of the gradients are known, so that no call has decided.
     is_known: bool = False
     #: Whether the answer depends on calls outside of the innermost function.
@@ -178,34 +180,39 @@ class Contract:
             self._ever |= {"get_scaled_loss", "get_unscaled_gradients"}
             self.called("inside")
 
-    def require_scaled(self, gradients: list[Any], loss_scale: Any) -> None:
-        """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only."""
-        found = {True if kind is _SCALED_BY_SEVERAL else kind for kind in self._kinds(gradients, loss_scale)}
+    def require_scaled(self, gradients: list[Any], loss_scale: Any) -> list[Origin]:
+        """Raise an error if a gradient was already divided by this loss scale, or is scaled by another one only.
+
+        Return the origins of the gradients.
+        """
+        found = origins(gradients)
+        kinds = {True if kind is _SCALED_BY_SEVERAL else kind for kind in self._kinds(gradients, found, loss_scale)}
         inside = self._places()[0].since_last_update()[-1:]
-        if inside and inside[0].method == "inside" and (not found or found - {True}):
+        if inside and inside[0].method == "inside" and (not kinds or kinds - {True}):
             raise RuntimeError(
                 "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
                 "unscaled them. Pass them to apply_gradients() as they are."
             )
-        if False in found:
+        if False in kinds:
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
                 "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
                 "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
             )
-        if _SCALED_BY_OTHER in found or _were_created_for_another(gradients, found, loss_scale):
+        if _SCALED_BY_OTHER in kinds or (None in kinds and loss_scale._factors.has_gradient_of_another(gradients)):
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
                 "get_unscaled_gradients() of the optimizer that scaled the loss, and pass the result to "
                 "apply_gradients() of the optimizer that trains the variables."
             )
+        return found
 
-    def _kinds(self, gradients: Iterable[Any], loss_scale: Any) -> set[Any]:
+    def _kinds(self, gradients: list[Any], found: list[Origin], loss_scale: Any) -> set[Any]:
         """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one.
 
         Raise an error if one is scaled twice. Warn if one was changed while it was scaled, so that nothing is known.
         """
-        kinds = {_kind(found, loss_scale) for found in origins(each for each in gradients if each is not None)}
+        kinds = {_kind(each, loss_scale) for each, gradient in zip(found, gradients) if gradient is not None}
         if _SCALED_TWICE in kinds:
             raise RuntimeError(SCALED_TWICE)
         if _CHANGED in kinds:
@@ -216,12 +223,13 @@ class Contract:
 
     def decide(self, gradients: list[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
-        kinds = self._kinds(gradients, loss_scale)
+        found = origins(gradients)
+        kinds = self._kinds(gradients, found, loss_scale)
         # TensorFlow 2's apply_gradients applies the gradients of a loss from get_scaled_loss as they are, and warns.
         is_forgotten = kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
-        of_another = _were_created_for_another(gradients, kinds, loss_scale)
         kinds = {False} if is_forgotten else kinds
-        decision = self._decide(kinds, _SCALED_IN_APPLY_GRADIENTS, otherwise=False, of_another=of_another)
+        has_other = functools.partial(loss_scale._factors.has_gradient_of_another, gradients)
+        decision = self._decide(found, kinds, has_other, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
         forgotten = {"get_unscaled_gradients"} if is_forgotten else loss_scale._factors.never_called - self._ever
         only_skips = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
         if forgotten and (is_forgotten or not ("scale_loss" in self._ever or only_skips or decision.is_known)):
@@ -243,13 +251,14 @@ class Contract:
 
     def decide_for_apply(self, gradients: list[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
-        kinds = self._kinds(gradients, loss_scale)
-        of_another = _were_created_for_another(gradients, kinds, loss_scale)
+        found = origins(gradients)
+        kinds = self._kinds(gradients, found, loss_scale)
+        has_other = functools.partial(loss_scale._factors.has_gradient_of_another, gradients)
         if may_be_unscaled:
-            decision = self._decide(kinds, _SCALED_IN_EITHER_APPLY, otherwise=True, of_another=of_another)
+            decision = self._decide(found, kinds, has_other, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
-            decision = Decision(True, self._places(), is_known=kinds == {True})
-            self._require_not_unscaled(kinds, decision.places, of_another)
+            decision = Decision(True, self._places(), found, is_known=kinds == {True})
+            self._require_not_unscaled(kinds, has_other, decision.places)
         if decision.scaled and not self._ever & {*_SCALES_A_LOSS} and loss_scale._factors.never_called:
             self._say(
                 logging.warning,
@@ -259,7 +268,14 @@ class Contract:
             )
         return decision
 
-    def _decide(self, kinds: set[Any], after: dict[str, bool], otherwise: bool, of_another: bool = False) -> Decision:
+    def _decide(
+        self,
+        found: list[Origin],
+        kinds: set[Any],
+        has_other: Callable[[], bool],
+        after: dict[str, bool],
+        otherwise: bool,
+    ) -> Decision:
         if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         kinds = {False if kind is _UNSCALED_BY_OTHER else kind for kind in kinds}
@@ -270,10 +286,8 @@ class Contract:
             )
         places, answers, from_elsewhere = self._places(), kinds - {None}, False
         if None in kinds or not kinds:
-            by_calls, from_elsewhere, _ = self._by_calls(places, after)
+            by_calls, from_elsewhere, _ = self._by_calls(has_other, places, after)
             answers |= by_calls
-            if of_another and not places[0].since_last_update():
-                raise RuntimeError(_SCALED_BY_ANOTHER)
         if len(answers) > 1:
             self._last.clear()  # A trace that failed after scaling must not make later updates fail as well.
             raise RuntimeError(
@@ -281,15 +295,19 @@ class Contract:
                 "this optimizer's scale_loss(), or get_unscaled_gradients(), minimize() or another function was called "
                 f"between scale_loss() and this update. {_TWO_WAYS_OUT}"
             )
-        return Decision(
-            answers.pop() if answers else otherwise, places, bool(kinds) and None not in kinds, from_elsewhere
-        )
+        is_known = bool(kinds) and None not in kinds
+        return Decision(answers.pop() if answers else otherwise, places, found, is_known, from_elsewhere)
 
-    def _by_calls(self, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool, bool]:
+    def _by_calls(
+        self, has_other: Callable[[], bool], places: list[_Place], after: dict[str, bool]
+    ) -> tuple[set[bool], bool, bool]:
         """Return the answers that calls imply, and whether the calls were made outside of the innermost function.
 
-        The last value says whether no update has followed one of the calls.
+        The last value says whether no update has followed one of the calls. Raise an error if another optimizer scaled
+        the loss: `has_other` says whether a gradient was created in a backward pass of a loss of another one.
         """
+        if has_other() and not places[0].since_last_update():
+            raise RuntimeError(_SCALED_BY_ANOTHER)
         here = next((place for place in places if any(method in after for method in place.calls)), None)
         since_update = _answers(here.since_last_update(), after) if here else set()
         self._require_own_loss(places, since_update)
@@ -321,15 +339,13 @@ class Contract:
             if all(call.number < latest.number for call in waiting):
                 raise RuntimeError(_SCALED_BY_ANOTHER)
 
-    def _require_not_unscaled(self, kinds: set[Any], places: list[_Place], of_another: bool) -> None:
+    def _require_not_unscaled(self, kinds: set[Any], has_other: Callable[[], bool], places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
         if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         answers, is_fresh = {True}, False
         if None in kinds or not kinds:
-            answers, _, is_fresh = self._by_calls(places, _SCALED_IN_APPLY)
-            if of_another and not places[0].since_last_update():
-                raise RuntimeError(_SCALED_BY_ANOTHER)
+            answers, _, is_fresh = self._by_calls(has_other, places, _SCALED_IN_APPLY)
         if kinds & {False, _UNSCALED_BY_OTHER} or (answers == {False} and is_fresh):
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
@@ -387,11 +403,6 @@ _SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_BY_SEVERAL = "by another", "not by
 _SCALED_TWICE, _CHANGED = "twice", "changed"
 
 
-def _were_created_for_another(gradients: Iterable[Any], kinds: set[Any], loss_scale: Any) -> bool:
-    """Return whether unknown gradients were created in a backward pass of a loss that another loss scale multiplied."""
-    return None in kinds and loss_scale._factors.has_gradient_of_another(gradients)
-
-
 def _kind(found: Origin, loss_scale: Any) -> Any:
     if found is None:
         return None
@@ -407,20 +418,11 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     return False if own else _UNSCALED_BY_OTHER
 
 
-#: Operations whose result is scaled if one of their inputs is. The same is true of the product with a constant.
-_KEEPING_THE_SCALE = re.compile("Add(N|V2)?|Cast|Identity|Mean|Neg|Pack|Reshape|Squeeze|Sub|Sum")
-
-
 @do_not_convert
 def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise an error if a loss, or in a graph a sum, mean or multiple of one, was already multiplied by this scale."""
-
-    def terms_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-        by_constant = tensor.op.type == "Mul" and any(factor.op.type == "Const" for factor in tensor.op.inputs)
-        return inputs_of(tensor) if by_constant or _KEEPING_THE_SCALE.fullmatch(tensor.op.type) else []
-
-    for part in tf.nest.flatten(loss):
-        if any(marked_by(tensor) == (loss_scale, True) for tensor in [part, *ancestors(part, terms_of)]):
+    """Raise an error if a loss, or a term of it in a graph, was already multiplied by this scale."""
+    for found in origins(tf.nest.flatten(loss)):
+        if any(unit.owner is loss_scale and power > 0 for unit, power in (found or {}).items()):
             raise RuntimeError(
                 "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
                 "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."

@@ -338,8 +338,8 @@ class LossScaleOptimizer(Saving):
             RuntimeError: a gradient is already unscaled. In eager mode, results of arithmetic on it are not recognized.
         """
         grads, restructured = scaling.flattened(grads)
-        self._contract.require_scaled(grads, self._scale)
-        unscaled = self._divided(grads)
+        found = self._contract.require_scaled(grads, self._scale)
+        unscaled = self._divided(grads, found)
         self._contract.called("get_unscaled_gradients")
         origins.mark_pair(grads, unscaled, self._scale)
         self._results.hold(unscaled)
@@ -457,13 +457,15 @@ class LossScaleOptimizer(Saving):
             lambda scaled, _: self.get_unscaled_gradients(scaled), gradients, variables
         )
 
-    def _divided(self, gradients: list[Any], variables: list[Any] | None = None) -> list[Any]:
-        """Divide gradients by the factor that multiplied their loss."""
+    def _divided(
+        self, gradients: list[Any], found: list[origins.Origin], variables: list[Any] | None = None
+    ) -> list[Any]:
+        """Divide gradients with these origins by the factor that multiplied their loss."""
 
         def divide(scale: tf.Tensor) -> list[Any]:
             return self._family._unscale(gradients, self._times_loss_scale_factor(scale), variables)
 
-        return self._scale._unscaled(gradients, divide)
+        return self._scale._unscaled(gradients, found, divide)
 
     def _times_loss_scale_factor(self, scale: tf.Tensor) -> tf.Tensor:
         """Multiply a scale by Keras 3's `loss_scale_factor`, if it is set."""
@@ -697,7 +699,7 @@ class LossScaleOptimizer(Saving):
         """Create the optimizer's variables, unscale the gradients if they are scaled, and return the update to take."""
         self._prepare_to_train(gradients, variables)
         if decision.scaled:
-            gradients = self._divided(gradients, variables)
+            gradients = self._divided(gradients, decision.found, variables)
         aggregate = aggregate and self._family.sums_over_replicas
         if aggregate:
             gradients, aggregate = self._reduced(gradients, variables)
