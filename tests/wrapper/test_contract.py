@@ -517,8 +517,14 @@ def test_in_a_function_a_gradient_is_not_unscaled_again_after_an_operation(chang
 )
 def test_in_a_function_a_loss_is_not_scaled_again_after_an_operation(change):
     weight, optimizer = setup(FAMILIES[-1])
+
+    @tf.function
+    def scale_twice():
+        x = 1.0 * weight
+        optimizer.get_scaled_loss(change(optimizer.get_scaled_loss(0.25 * x), x))
+
     with pytest.raises(RuntimeError, match="scaled already"):
-        tf.function(lambda: optimizer.get_scaled_loss(change(optimizer.get_scaled_loss(0.25 * weight), 1.0 * weight)))()
+        scale_twice()
 
 
 @pytest.mark.parametrize(
