@@ -72,7 +72,7 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
-## Build the wheel and the sdist into dist/. With TAG=v0.1.0, fail unless the tag matches the version.
+## Build the wheel and the sdist into dist/. With TAG=v1.0.0, fail unless the tag matches the version.
 dist: $(VENV)/.build
 	rm -rf dist
 	$(BIN)/python -m build

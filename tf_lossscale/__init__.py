@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_lossscale.libraries import lazy as _lazy
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Subpackages that are accessible after `import tf_lossscale`.
 _SUBPACKAGES = ("amp", "diagnosis", "legacy", "migrate", "optimizers")

@@ -58,7 +58,7 @@ _POWERS = {"Square": 2.0, "L2Loss": 2.0, "Sqrt": 0.5, "Rsqrt": -0.5, "Reciprocal
 _POWERS |= {"MatrixInverse": -1.0, "Cholesky": 0.5}
 _OTHERS = re.compile(
     "Exp|Expm1|Log|Log1p|Tanh|Sigmoid|LogSoftmax|Softmax|Softplus|Softsign|Selu|Relu6|Sin|Cos|Tan|Asinh?|Acosh?|Atanh?|"
-    "Sinh|Cosh|Erfc?|Pow|Floor|Ceil|Round|Rint|FloorMod|FloorDiv"
+    "Sinh|Cosh|Erfc?|Floor|Ceil|Round|Rint|FloorMod|FloorDiv"
 )
 _OF_FIRST = re.compile("(Leaky)?ReluGrad")
 _PYTHON = re.compile("(Eager)?PyFunc(Stateless)?")
@@ -155,6 +155,8 @@ class _Walk:
             result = None  # tf.clip_by_global_norm adds zero, or NaN if the norm is not finite.
         elif bodies:
             result = self._from_bodies(tensor, bodies)
+        elif tensor.op.type == "Pow":
+            result = _power(_product(found), _number(inputs[1]))
         elif _BOUNDS.fullmatch(tensor.op.type):
             result = _from_factors(tensor.op.type, [each for i, each in zip(inputs, found) if not _is_zero(i)])
         else:
@@ -198,6 +200,12 @@ def _from_factors(kind: str, found: list[Origin]) -> Origin:
     if (are_alike and not _PRODUCTS.fullmatch(kind)) or (scaled and _PYTHON.fullmatch(kind)):
         return None
     return _power(_product(found), _POWERS.get(kind, 1.0))
+
+
+def _number(tensor: Any) -> float:
+    """Return the value of a constant real scalar. The value of another tensor is unclear."""
+    value = tf.get_static_value(tensor) if tensor.dtype.is_floating else None
+    return float(value) if value is not None and value.ndim == 0 else _UNCLEAR
 
 
 def _is_zero(tensor: Any) -> bool:
