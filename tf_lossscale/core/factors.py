@@ -50,7 +50,7 @@ class Factors:
         # The functions that may return gradients of a scaled loss.
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The methods of an optimizer in whose place nothing was called yet.
-        self.never_called = {"get_scaled_loss", "get_unscaled_gradients"}
+        self.never_called: set[str] = {"get_scaled_loss", "get_unscaled_gradients"}
 
     def __reduce__(self) -> tuple[type[Factors], tuple[()]]:
         # The copies and pickles of a loss scale have scaled no losses.

@@ -16,7 +16,7 @@ sys.path.remove(os.path.dirname(__file__))
 _this = sys.modules.pop("sitecustomize")
 try:
     import sitecustomize  # noqa: F401
-except ImportError as error:
-    if getattr(error, "name", "sitecustomize") != "sitecustomize":
+except ImportError as _error:
+    if getattr(_error, "name", "sitecustomize") != "sitecustomize":
         raise
     sys.modules["sitecustomize"] = _this

@@ -22,8 +22,9 @@ _CUSTOMARY = ("tf", "tensorflow", "keras", "tf_keras")
 NO_ORIGIN = "this file does not show where {0} comes from. If it comes from TensorFlow or Keras, {1} {2}. Write {3}."
 # The ends by which an old name is recognized in an object, and the name that each end most likely stands for.
 _END = re.compile(r"LossScale|mixed_precision(?!\.Policy\Z)|\Aexperimental\.")
-_PARTS = [(name, name.split(".")) for name in reversed(table.OLD) if name != table.WRAPPER]
-_ENDS = {end: name for name, parts in _PARTS for i in range(1, len(parts)) if _END.search(end := ".".join(parts[i:]))}
+_OLD = [name for name in reversed(table.OLD) if name != table.WRAPPER]
+_TAILS = [(name[dot.end() :], name) for name in _OLD for dot in re.finditer(r"\.", name)]
+_ENDS = {tail: name for tail, name in _TAILS if _END.search(tail)}
 _SHORT = {end.rpartition(".")[2] for end in _ENDS}
 _IN_A_STRING = re.compile(
     r"\bmixed_precision\.(experimental|LossScaleOptimizer|set_policy)\b|\bcontrib\.mixed_precision\b"
