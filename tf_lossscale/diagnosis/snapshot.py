@@ -18,7 +18,9 @@ class Snapshot:
     def __init__(self, roots: Iterable[Any]):
         parts = [part for _, part in walk(roots)]
         #: Pairs of a variable, and of its copies on the replicas with their values.
-        self.saved: list[tuple[Any, list[tuple[Any, tf.Tensor]]]] = [(variable, _saved(variable)) for variable in distinct(filter(is_variable, parts))]
+        self.saved: list[tuple[Any, list[tuple[Any, tf.Tensor]]]] = [
+            (variable, _saved(variable)) for variable in distinct(filter(is_variable, parts))
+        ]
         # For example, the seed of a Dropout layer in tf_keras is an int that grows with each call. The numbers of a
         # layer that is not built are not restored, because `build` may set them.
         built = [vars(part) for part in parts if hasattr(part, "__dict__") and getattr(part, "built", True)]
