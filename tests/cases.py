@@ -62,9 +62,9 @@ _REPEATING = {"family", "keras", "library", "recording", "name", "mode", "compil
 
 
 def mark_repetitions(items):
-    """Mark two thirds of the cases of each test that has several parameters, or a repeating one, as slow.
+    """Mark two thirds of the cases of each test that has several parameters, or a repeating one: slow and exhaustive.
 
-    The remaining third is chosen by the cases' names, so it does not change from run to run.
+    The cases are chosen by their names, so they do not change from run to run.
     """
     tests = {}
     for item in items:
@@ -75,5 +75,6 @@ def mark_repetitions(items):
             tests.setdefault(item.nodeid.split("[")[0], []).append(item)
     for cases in tests.values():
         cases.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in cases[(len(cases) + 2) // 3 :]:
-            item.add_marker("slow")
+        third = (len(cases) + 2) // 3
+        for i, item in enumerate(cases[third:]):
+            item.add_marker("slow" if i < third else "exhaustive")

@@ -13,11 +13,12 @@ from tf_function_tests import cluster
 from tf_function_tests.cell import Cell
 
 pytestmark = pytest.mark.slow
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not exhaustive")
 
 
 def test_the_promises_hold_over_processes(tmp_path):
     suites = [f"tf_function_tests/test_{suite}.py" for suite in ("promises", "fit")]
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "workers", *suites]
+    command = [*PYTEST, "-k", "workers", *suites]
     passed = []
     for code, output in cluster.run_workers(command, tmp_path):
         assert code == 0, output[-5000:]
@@ -27,7 +28,7 @@ def test_the_promises_hold_over_processes(tmp_path):
 
 def test_the_promises_hold_over_parameter_servers(tmp_path):
     suites = ["tf_function_tests/test_promises.py", "tf_function_tests/parameter_server_suite.py"]
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "parameter_server", *suites]
+    command = [*PYTEST, "-k", "parameter_server", *suites]
     code, output = cluster.run_coordinator(command, tmp_path)
     assert code == 0, output[-5000:]
     assert int(re.search(r"(\d+) passed", output).group(1)) >= 40

@@ -27,8 +27,10 @@ def wrong(found):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", programs.MODES)
-def test_programs_train_as_with_the_original_or_say_what_to_do(mode):
-    found = json.loads(printed("-m", "tests.graph_mode.programs", mode, TF_USE_LEGACY_KERAS="1").splitlines()[-1])
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_programs_train_as_with_the_original_or_say_what_to_do(mode, share):
+    output = printed("-m", "tests.graph_mode.programs", mode, str(share), TF_USE_LEGACY_KERAS="1")
+    found = json.loads(output.splitlines()[-1])
     assert wrong(found) == {}
     failed = {row.split()[0] for row, (original, _) in found.items() if isinstance(original, str)}
     assert failed == {"new"}

@@ -290,8 +290,11 @@ def test_what_runs_before_tensorflow_imports_no_other_library():
 @pytest.mark.parametrize(
     ("first", "legacy_keras"),
     [
-        *[("", ""), ("import tensorflow", ""), ("import keras", "")],
-        *[pytest.param(first, "1", marks=with_keras_3) for first in ("", "import keras")],
+        ("", ""),
+        pytest.param("", "1", marks=with_keras_3),
+        pytest.param("import tensorflow", "", marks=pytest.mark.exhaustive),
+        pytest.param("import keras", "", marks=pytest.mark.exhaustive),
+        pytest.param("import keras", "1", marks=[with_keras_3, pytest.mark.exhaustive]),
     ],
 )
 def test_installing_before_tensorflow_is_the_same_as_after_it(first, legacy_keras):

@@ -94,7 +94,7 @@ def dependency(wrapper: Any, name: str, *args: Any) -> Any:
 
 def _variables_of_own_rule(loss_scale: Any) -> list[Any]:
     """Return the variables of a user's loss scale that this package's loss scales do not have."""
-    known = [getattr(loss_scale, name, None) for name in ("current_loss_scale", "good_steps", "bad_steps")]
+    known = [loss_scale._saved_scale(), *loss_scale._counters().values()]
     return [variable for variable in loss_scale.variables if not any(variable is other for other in known)]
 
 

@@ -29,7 +29,8 @@ class Family(abc.ABC):
 
     Derive a class to support another library. It must define `build`, which creates the optimizer's variables, and
     `apply`, which applies gradients that are already summed over the replicas. If the optimizer counts its steps in an
-    attribute that is not named `iterations`, or in a number, the class must also define `count_skipped_step`.
+    attribute that is not named `iterations`, or in a number, the class must also define `count_skipped_step`. A number
+    grows only while a `tf.function` is traced, so a count that a step uses has to be a variable.
 
     >>> class Descent(Family):
     ...     def build(self, variables):
@@ -324,9 +325,9 @@ def _require_copies(inner: Any) -> None:
     for variable in holder.variables:
         if replicas.strategy_of(variable) is None:
             raise ValueError(
-                f"The variable {variable.name} of the inner {type(inner).__name__} was created outside of "
-                "strategy.scope(), so every replica would update it once in each step. Create the optimizer in "
-                "strategy.scope()."
+                f"The variable {variable.name} of the inner {type(inner).__name__}, or of its loss scale, was created "
+                "outside of strategy.scope(), so every replica would update it once in each step. Create the optimizer "
+                "and its LossScaleOptimizer in strategy.scope()."
             )
 
 

@@ -36,6 +36,8 @@ def inner_optimizer(program, optimizers):
 @functools.lru_cache(maxsize=1)
 def mirrored():
     """Return this process's only MirroredStrategy. A second MirroredStrategy's collective operations would fail."""
+    if len(tf.config.list_logical_devices("CPU")) < 2:
+        raise RuntimeError("Several replicas need virtual CPUs: run `import conftest` before TensorFlow is used.")
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
