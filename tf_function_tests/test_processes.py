@@ -13,25 +13,30 @@ from tf_function_tests import cluster
 from tf_function_tests.cell import Cell
 
 pytestmark = pytest.mark.slow
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not exhaustive")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+of_one_family_and_all = pytest.mark.parametrize(
+    ("cases", "least"), [(" and keras3", 10), pytest.param("", 40, marks=pytest.mark.exhaustive)], ids=["keras3", "all"]
+)
 
 
-def test_the_promises_hold_over_processes(tmp_path):
+@of_one_family_and_all
+def test_the_promises_hold_over_processes(tmp_path, cases, least):
     suites = [f"tf_function_tests/test_{suite}.py" for suite in ("promises", "fit")]
-    command = [*PYTEST, "-k", "workers", *suites]
+    command = [*PYTEST, "-k", f"workers{cases}", *suites]
     passed = []
     for code, output in cluster.run_workers(command, tmp_path):
         assert code == 0, output[-5000:]
         passed.append(int(re.search(r"(\d+) passed", output).group(1)))
-    assert passed[0] == passed[1] > 40
+    assert passed[0] == passed[1] >= least
 
 
-def test_the_promises_hold_over_parameter_servers(tmp_path):
+@of_one_family_and_all
+def test_the_promises_hold_over_parameter_servers(tmp_path, cases, least):
     suites = ["tf_function_tests/test_promises.py", "tf_function_tests/parameter_server_suite.py"]
-    command = [*PYTEST, "-k", "parameter_server", *suites]
+    command = [*PYTEST, "-k", f"parameter_server{cases}", *suites]
     code, output = cluster.run_coordinator(command, tmp_path)
     assert code == 0, output[-5000:]
-    assert int(re.search(r"(\d+) passed", output).group(1)) >= 40
+    assert int(re.search(r"(\d+) passed", output).group(1)) >= least
 
 
 def results(outputs):

@@ -2,88 +2,37 @@
 
 import os
 import pathlib
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
-OLD_SCRIPTS = pathlib.Path(__file__).parent.parent / "old_scripts"
+from tests import old_programs
+from tests.old_programs import call
+
 PYTHON = [sys.executable]
 RUN = [sys.executable, "-m", "tf_lossscale.cli", "run"]
 
 
-def call(command, cwd=None, **environment):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    return subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 # Old programs. --------------------------------------------------------------------------------------------------------
-
-SCRIPTS = {
-    "graph_session_tf115.py": (["60", "CHECKPOINT"], ["steps 59 scale 2048.0 learned True saved True"]),
-    "graph_keras_tf215.py": (
-        ["CHECKPOINT"],
-        ["learned True scale 4096.0 fell 0.5 skipped True restored True", "steps 49"],
-    ),
-    "contrib_managers_tf114.py": (
-        [],
-        ["grew 6553.60009765625 fell 0.800000011920929 skipped True", "learned True"],
-    ),
-    "experimental_keras_tf22.py": (
-        [],
-        [
-            "Compute dtype: float16 Variable dtype: float32",
-            "Loss scale period: 2000",
-            "fit: LossScaleOptimizer scale 32768",
-            "fit learned True",
-            "loop learned True iterations 16",
-            "Current loss scale: 32768.0",
-        ],
-    ),
-    "custom_loop_tf24.py": (
-        ["CHECKPOINT"],
-        ["learned True scale 8192.0 counter 5", "iterations 41 lr 0.01 inner adam", "restored True"],
-    ),
-    "gan_two_optimizers_tf23.py": ([], ["finite True", "d_scale 32768 g_scale 1024", "steps 8 8"]),
-    "gradient_accumulation_tf24.py": (
-        ["--accumulate", "4"],
-        ["updates 10 scale 128.0 learned True", "last loss 0.288"],
-    ),
-}
-
-
-# Programs that need Keras 2 in the place of Keras 3.
-OF_KERAS_2 = {"graph_keras_tf215.py"}
 
 
 def test_every_old_script_is_in_the_table():
-    assert {path.name for path in OLD_SCRIPTS.glob("*.py")} == set(SCRIPTS)
-
-
-def run_old(name, tmp_path, **environment):
-    arguments, expected = SCRIPTS[name]
-    arguments = [tmp_path / "saved" if word == "CHECKPOINT" else word for word in arguments]
-    if name in OF_KERAS_2:
-        environment["TF_USE_LEGACY_KERAS"] = "1"
-    done = call([*RUN, OLD_SCRIPTS / name, *arguments], **environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == expected
+    assert {path.name for path in old_programs.FOLDER.glob("*.py")} == set(old_programs.SCRIPTS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", old_programs.SCRIPTS)
 def test_an_old_script_runs_unchanged(name, tmp_path):
-    run_old(name, tmp_path)
+    old_programs.prints_what_it_did(name, [*RUN, old_programs.FOLDER / name], tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["experimental_keras_tf22.py", "custom_loop_tf24.py"])
 def test_an_old_script_runs_unchanged_with_keras_2(name, tmp_path):
-    run_old(name, tmp_path, TF_USE_LEGACY_KERAS="1")
+    command = [*RUN, old_programs.FOLDER / name]
+    old_programs.prints_what_it_did(name, command, tmp_path, TF_USE_LEGACY_KERAS="1")
 
 
 @pytest.mark.slow
