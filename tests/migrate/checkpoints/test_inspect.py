@@ -122,6 +122,15 @@ def test_weights_alone_are_shown_too(tmp_path, capsys):
     assert "no optimizer\n" in printed.out
 
 
+@pytest.mark.skipif(not hasattr(tf.keras.optimizers, "Muon"), reason="this Keras has no Muon")
+def test_an_optimizer_whose_slots_are_in_lists_that_are_not_saved_is_not_taken_for_sgd(tmp_path, capsys):
+    for optimizer, name in ((tf.keras.optimizers.Muon(0.1), None), (tf.keras.optimizers.SGD(0.1), "SGD")):
+        optimizer.build([tf.keras.Variable([[1.0]])])
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / f"of_{name}"))
+        [found] = inspect_json(path, capsys)["optimizers"]
+        assert found["class"] == name
+
+
 def test_a_slot_whose_variable_the_file_does_not_tell_has_a_row_of_its_own(tmp_path, capsys):
     weights = {name: tf.Variable([1.0, 2.0], name="Variable") for name in ("w0", "w1")}
     optimizer = tf_keras.optimizers.SGD(momentum=0.9)
