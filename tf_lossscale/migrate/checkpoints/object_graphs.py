@@ -233,7 +233,7 @@ class _Graph:
             names += [each for slot, each in _CLASS_BY_SLOT.items() if slot in names][:1]
         product = self._number(node, "_u_product")
         name = slot_names.class_of(set(lists), names, is_nadam=product is not None)
-        # SGD without momentum has only its step count and its learning rate. Muon has slots in lists that are not saved.
+        # SGD without momentum has only a step count and a learning rate. Muon has slots in lists that are not saved.
         if name is None and not lists and "momentums" in children and len(self._children[children["_variables"]]) <= 2:
             name = "SGD"
         iterations, rate = self._number(node, "_iterations"), self._number(node, "_learning_rate")
