@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_lossscale.core.graphs import birth, enclosing, functions, is_in_graph, notes
+from tf_lossscale.core.graphs import birth, enclosing, functions, notes
 from tf_lossscale.core.origins import Origin, Unit, called_bodies, mark_factor, units_of
 
 
@@ -114,7 +114,7 @@ class Factors:
 
     def mark(self, factor: Any, owner: Any) -> None:
         """Mark a scale that was read in a graph with the unit of the place."""
-        if is_in_graph(factor):
+        if tf.is_symbolic_tensor(factor):
             mark_factor(factor, self.unit_here(owner))
 
     def note_read(self, scale: Any, owner: Any) -> None:

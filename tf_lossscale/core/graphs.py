@@ -146,11 +146,6 @@ def at_end_of_trace(act: Callable[[], None]) -> bool:
     return add is not None
 
 
-def is_in_graph(tensor: Any) -> bool:
-    """Return whether an object is a tensor of a graph."""
-    return isinstance(getattr(tensor, "graph", None), tf.Graph)
-
-
 def ancestors(tensors: Any, origins_of: Callable[[tf.Tensor], Iterable[tf.Tensor]]) -> Iterator[tf.Tensor]:
     """Iterate over the tensors in a structure that belong to graphs, and the tensors that they were computed from.
 
@@ -160,7 +155,7 @@ def ancestors(tensors: Any, origins_of: Callable[[tf.Tensor], Iterable[tf.Tensor
     to_visit, seen = [each for each in tf.nest.flatten(tensors, expand_composites=True)], set()
     while to_visit:
         each = to_visit.pop()
-        if id(each) in seen or not is_in_graph(each):
+        if id(each) in seen or not tf.is_symbolic_tensor(each):
             continue
         seen.add(id(each))
         yield each
@@ -194,5 +189,5 @@ def called_functions(op: tf.Operation, attribute: str) -> list[Any]:
 
 def birth(tensor: Any) -> int | None:
     """Return a number that is larger for eager tensors that were created later. A tensor of a graph has none."""
-    values = getattr(tensor, "values", tensor)
-    return values._id if isinstance(values, tf.Tensor) and not is_in_graph(values) else None
+    values = tensor.values if isinstance(tensor, (tf.IndexedSlices, tf.RaggedTensor)) else tensor
+    return values._id if isinstance(values, tf.Tensor) and not tf.is_symbolic_tensor(values) else None

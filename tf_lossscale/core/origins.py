@@ -94,8 +94,13 @@ def mark_pair(gradients: Any, unscaled: Any, loss_scale: Any) -> None:
 
 def marked_by(tensor: Any) -> tuple[Any, bool | None]:
     """Return the loss scale that a tensor is marked with, and whether it is marked as scaled. Both may be None."""
-    reference, scaled = getattr(tensor, _MARK, _NO_MARK)
+    reference, scaled = _attribute(tensor, _MARK) or _NO_MARK
     return reference(), scaled
+
+
+def _attribute(tensor: Any, name: str) -> Any:
+    # TensorFlow spends microseconds on the message of an AttributeError, which `getattr` drops.
+    return getattr(tensor, "__dict__", {}).get(name)
 
 
 def origin(tensor: Any) -> Origin:
@@ -127,7 +132,7 @@ class _Walk:
         if isinstance(tensor, (tf.IndexedSlices, tf.RaggedTensor)):
             values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor.flat_values
             return _with_mark(self.of(values), tensor)
-        if not graphs.is_in_graph(tensor):
+        if not tf.is_symbolic_tensor(tensor):
             return _with_mark(None, tensor)
         path, entered = [tensor], {id(tensor)}
         while path:
@@ -142,7 +147,7 @@ class _Walk:
         return self.known[id(tensor)]
 
     def _from_inputs(self, tensor: Any) -> Origin:
-        unit = getattr(tensor, _UNIT, None)
+        unit = _attribute(tensor, _UNIT)
         if unit is not None:
             return {unit: 1.0}
         inputs = _inputs(tensor)
@@ -240,7 +245,7 @@ def _outside(found: Origin, op: tf.Operation, body: Any) -> Origin:
 
 def _inputs(tensor: Any) -> list[Any]:
     """Return the tensors that an operation computes a tensor from. The input of a branch is one outside of it."""
-    if hasattr(tensor, _UNIT) or not graphs.is_in_graph(tensor):
+    if not tf.is_symbolic_tensor(tensor) or _attribute(tensor, _UNIT) is not None:
         return []
     return [each for each in graphs.inputs_of(tensor) if each.dtype != tf.resource]
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_lossscale.core.finite import all_finite
-from tf_lossscale.core.graphs import ancestors, inputs_of, is_in_graph
+from tf_lossscale.core.graphs import ancestors, inputs_of
 from tf_lossscale.core.origins import called_bodies, marked_by
 from tf_lossscale.core.scaling import over_values
 
@@ -91,7 +91,7 @@ def _is_result(tensor: Any, loss_scale: Any) -> bool:
     if marked_by(tensor) == (loss_scale, False):
         return True
     tensor = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
-    if not is_in_graph(tensor):
+    if not tf.is_symbolic_tensor(tensor):
         return False
     if tensor.op.type == "Identity":
         return _is_result(tensor.op.inputs[0], loss_scale)
