@@ -62,19 +62,20 @@ _REPEATING = {"family", "keras", "library", "recording", "name", "mode", "compil
 
 
 def mark_repetitions(items):
-    """Mark two thirds of the cases of each test that has several parameters, or a repeating one: slow and exhaustive.
+    """Share out the cases of each test that has several parameters, or a repeating one.
 
-    The cases are chosen by their names, so they do not change from run to run.
+    Of cases without a marker, a third runs in `make test` and a sixth is slow. Of slow cases, a third stays slow. All
+    others are exhaustive. The cases are chosen by their names, so they do not change from run to run.
     """
     tests = {}
     for item in items:
-        if item.get_closest_marker("slow") or item.get_closest_marker("exhaustive"):
-            continue
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if len(parameters) > 1 or parameters.keys() & _REPEATING:
-            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
-    for cases in tests.values():
+        if not item.get_closest_marker("exhaustive") and (len(parameters) > 1 or parameters.keys() & _REPEATING):
+            is_slow = item.get_closest_marker("slow") is not None
+            tests.setdefault((item.nodeid.split("[")[0], is_slow), []).append(item)
+    for (_, is_slow), cases in tests.items():
         cases.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         third = (len(cases) + 2) // 3
-        for i, item in enumerate(cases[third:]):
-            item.add_marker("slow" if i < third else "exhaustive")
+        slow_until = third if is_slow else third + (third + 1) // 2
+        for i, item in enumerate(cases[third:], third):
+            item.add_marker("slow" if i < slow_until else "exhaustive")

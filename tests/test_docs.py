@@ -120,7 +120,7 @@ def test_the_examples_of_docstrings_work_with_keras_2():
     assert run.returncode == 0, run.stdout[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_plots_are_drawn_whole(tmp_path):
     _, skipped, (skipped_in_the_demo, counted) = plots.main([str(tmp_path)])
     assert 5 < skipped < 20

@@ -27,7 +27,7 @@ def cases():
 
 
 @pytest.mark.parametrize(
-    ("recording", "source", "name"), combinations(replay.once(cases()), usual=7, others=slow_one_in(6))
+    ("recording", "source", "name"), combinations(replay.once(cases()), usual=7, others=slow_one_in(3))
 )
 def test_all_replicas_follow_the_recorded_steps(recording, source, name):
     recorded = recordings.load(source)["distributed"][name]

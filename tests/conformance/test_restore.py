@@ -32,7 +32,7 @@ def make(target, meta):
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    combinations([*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1], TARGETS, usual=8, others=slow_one_in(6)),
+    combinations([*checkpoints.OF_OPTIMIZERS, *checkpoints.OF_TF1], TARGETS, usual=8, others=slow_one_in(3)),
 )
 def test_an_optimizer_of_another_library_goes_on_where_the_original_stopped(name, target):
     folder, meta = recordings.checkpoint(name)

@@ -22,7 +22,7 @@ WAYS = {
         [family for family in ALL_FAMILIES if family.name != "sonnet"],
         WAYS,
         usual=["keras3-function", "tf_keras-eager", "tf1-function", "keras3-compiled"],
-        others=slow_one_in(6),
+        others=slow_one_in(3),
     ),
 )
 def test_complex_variables_train_and_an_infinite_part_skips_the_step(family, way, scale):

@@ -65,7 +65,7 @@ def trained(optimizer, variables, change, apply=None):
         WAYS,
         CHANGES,
         usual=["keras3-function-masked", "tf_keras-eager-sign", "tf1-function-in a branch", "keras3-mirrored-masked"],
-        others=slow_one_in(16),
+        others=slow_one_in(8),
     ),
 )
 def test_a_hidden_overflow_skips_the_step_and_lowers_the_scale(family, way, change):

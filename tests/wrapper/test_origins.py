@@ -142,7 +142,7 @@ def moved(who, follows, passed, mode, method):
         ["apply_gradients", "apply"],
         PASSED,
         usual=["own-eager-apply_gradients-as it is", "another-function-apply_gradients-as it is"],
-        others=slow_one_in(16),
+        others=slow_one_in(8),
     ),
 )
 def test_an_update_is_right_or_raises_and_then_changes_nothing(who, mode, method, passed):
