@@ -271,7 +271,7 @@ def test_a_policy_warns_of_a_loss_scale_that_its_dtype_does_not_need(policies, c
     policy = policies.Policy
     for arguments in [("float32",), ("float16", 2), ("mixed_float16", 2), ("mixed_float16",), ("mixed_bfloat16", None)]:
         policy(*arguments)
-        assert not caplog.records
+        assert not [record for record in caplog.records if record.name == "absl"]  # tf_keras warns of the processor
     for name in ("float32", "mixed_bfloat16"):
         policy(name, loss_scale=2)
         assert f"Policy('{name}', loss_scale=2)" in caplog.messages[-1]
