@@ -182,17 +182,6 @@ def test_what_is_no_model_is_refused(models):
         tf_lossscale.keep_state(*models)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_block_without_a_step_is_not_passed_over_in_silence(way, caplog):
-    model, weight = model_of(), tf.Variable(1.0)
-    plain = tf.keras.optimizers.SGD(0.1)
-    plain.build([weight])
-    step = WAYS[way](tf_lossscale.keep_state(model)(lambda: plain.apply([tf.constant(1.0)], [weight])))
-    step(), step()
-    (said,) = warnings_in(caplog)
-    assert "no step of a LossScaleOptimizer was taken inside" in said
-
-
 def layer_with(where):
     """A Keras 3 layer that writes the largest input into a variable, and a function that returns the variable."""
 

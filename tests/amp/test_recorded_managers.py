@@ -1,7 +1,5 @@
 """Managers and scalers against what MindSpore 2.10 did, recorded."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -226,10 +224,6 @@ def test_a_factor_and_a_window_by_position_are_taken_with_a_warning():
     assert (manager.loss_scale, manager.scale_factor, manager.scale_window) == (4, 3000, 2000)
     manager.update_loss_scale(True)
     assert manager.get_loss_scale() == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        amp.DynamicLossScaleManager(1)
-        amp.DynamicLossScaleManager(scale_factor=4, scale_window=3000)
 
 
 def test_numbers_that_no_float_holds_are_refused():

@@ -131,16 +131,12 @@ def test_kerass_own_tensorboard_callback_writes_them_too(family, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps", "every", "epochs", "is_worth_it"), [(60, 4, 3, True), (60, 6, 1, False), (10, 1, 1, False)]
-)
-def test_too_many_skipped_steps_are_said_once_with_what_to_try(monkeypatch, steps, every, epochs, is_worth_it):
+def test_too_many_skipped_steps_are_said_once_with_what_to_try(monkeypatch):
     said = []
     monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
-    fit(FAMILIES[0], data(steps, bad=range(0, steps, every)), [LossScaleMonitor()], epochs, min_scale=2.0**-100)
-    assert len(said) == is_worth_it
-    for part in ("25% of the last 60 steps were skipped, more than 20%", "overflow_report()"):
-        assert all(part in message for message in said)
+    fit(FAMILIES[0], data(60, bad=range(0, 60, 4)), [LossScaleMonitor()], epochs=3, min_scale=2.0**-100)
+    (message,) = said
+    assert "25% of the last 60 steps were skipped, more than 20%" in message and "overflow_report()" in message
 
 
 @pytest.mark.slow

@@ -226,13 +226,3 @@ def test_what_the_family_of_the_walk_through_has_not_is_said(tiny, tmp_path):
     path = tf.train.Checkpoint(optimizer=tf.keras.optimizers.SGD(), weight=weight).write(str(tmp_path / "ckpt"))
     with pytest.raises(TypeError, match="`optimizer` must be"):
         migrate.restore(path, optimizer, [weight])
-
-
-def test_an_inner_optimizer_that_cannot_hold_the_loss_scale_is_warned_about(tiny, warnings):
-    LossScaleOptimizer(tiny.sgd())
-    library, *_ = walk_through()
-    exec(library.replace("tf.Module", "object"), vars(sys.modules["tiny"]))
-    LossScaleOptimizer(tiny.sgd(), dynamic=False, initial_scale=8)
-    assert not warnings
-    LossScaleOptimizer(tiny.sgd())
-    assert "A checkpoint of the inner SGD does not hold the loss scale" in warnings[0]

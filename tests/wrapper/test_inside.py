@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests import strategies
 from tests.cases import combinations
-from tests.families import ALL_FAMILIES, FAMILIES, families
+from tests.families import ALL_FAMILIES, FAMILIES
 from tf_lossscale import LossScaleOptimizer
 from tf_lossscale.core import scaling
 
@@ -134,17 +134,6 @@ def test_gradients_of_looked_up_rows_stay_sparse_and_unused_variables_have_none(
     assert isinstance(of_table, tf.IndexedSlices)
     assert tf.convert_to_tensor(of_table).numpy().tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
     assert of_other is None
-
-
-@families
-def test_the_warning_about_an_unscaled_loss_names_it_and_is_not_given_where_it_is_used(family, warnings):
-    weight = tf.Variable(1.0)
-    library_step(LossScaleOptimizer(family.sgd()), halves(weight), [weight])
-    assert len(warnings) == 1
-    assert "opt.scale_inside(loss_fn)" in warnings.pop()
-    optimizer = LossScaleOptimizer(family.sgd())
-    library_step(optimizer, optimizer.scale_inside(halves(weight)), [weight])
-    assert not warnings
 
 
 @pytest.mark.parametrize("method", ["scale_inside", "get_scaled_loss", "scale_loss"])

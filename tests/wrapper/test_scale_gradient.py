@@ -116,7 +116,7 @@ def test_several_outputs_have_one_factor_and_others_stay_as_they_are(way):
     assert weight.numpy().tolist() == [-1.5, -0.5]
 
 
-def test_float16_outputs_are_multiplied_in_float32_with_a_warning(warnings):
+def test_float16_outputs_are_multiplied_in_float32():
     weight = tf.Variable(0.0)
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=2.0**17)  # infinite in float16
     with tf.GradientTape() as tape:
@@ -124,7 +124,6 @@ def test_float16_outputs_are_multiplied_in_float32_with_a_warning(warnings):
         loss = tf.cast(outputs, tf.float32) * 2.0**-10
     gradient = tape.gradient(loss, weight)
     assert (outputs.dtype, gradient.numpy()) == (tf.float16, 128.0)
-    assert [text for text in warnings if "small gradients become zero" in text]
 
 
 def by_scaling_again(method):

@@ -246,7 +246,8 @@ class DynamicLossScaleManager(LossScaleManager, DynamicLossScale):
         errors.positive_number("scale_factor", scale_factor, "The usual value is 2.")
         # `prepare` checks the rules, because an optimizer needs a factor above 1, but MindSpore accepts a lower one.
         self._rules: Rules = Rules(whole_above_zero("scale_window", scale_window), scale_factor, 1 / scale_factor)
-        if scale_factor > max(self.initial_scale, 2):
+        # A window is an int, and the scale does not grow by a factor of 1.
+        if 1 < self.initial_scale < scale_factor > 2 and isinstance(scale_factor, int):
             warnings.warn(
                 f"DynamicLossScaleManager has init_loss_scale={init_loss_scale!r} and scale_factor={scale_factor!r}: "
                 "the first overflow lowers the scale to 1. If these are meant to be the factor and the window, pass "

@@ -153,7 +153,7 @@ class DynamicLossScale(LossScale):
                 value or back to 1.
             RuntimeError: the method is called while a graph is being built.
         """
-        changed = self._changed(rules)
+        old, changed = self._rules, self._changed(rules)
         self._rules = changed
         for name, nearest in (("max_scale", min), ("min_scale", max)):
             bound = getattr(changed, name)
@@ -162,11 +162,12 @@ class DynamicLossScale(LossScale):
             if name in rules and bound is not None:
                 self.initial_scale = nearest(self.initial_scale, bound)
                 self.current_loss_scale.assign(nearest(as_number(self.current_loss_scale), bound))
-        if vars(self).get("_traced"):
+        different = [name for name in rules if getattr(changed, _FIELDS[name]) != getattr(old, _FIELDS[name])]
+        if different and self._factors.is_traced:
             logging.warning(
                 "change_rules() was called after a tf.function with this loss scale was traced: the traced function "
                 "keeps the old %s. Make the tf.function again, or change the rules before its first call.",
-                " and ".join(rules),
+                " and ".join(different),
             )
 
     def _changed(self, rules: dict[str, Any]) -> Rules:

@@ -51,6 +51,8 @@ class Factors:
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The methods of an optimizer in whose place nothing was called yet.
         self.never_called: set[str] = {"get_scaled_loss", "get_unscaled_gradients"}
+        #: Whether a step was traced.
+        self.is_traced = False
 
     def __reduce__(self) -> tuple[type[Factors], tuple[()]]:
         # The copies and pickles of a loss scale have scaled no losses.
@@ -94,6 +96,7 @@ class Factors:
 
     def step(self, owner: Any) -> None:
         """Record a step, which may change the scale."""
+        self.is_traced |= not tf.executing_eagerly()
         for function in functions():
             units = self._units(owner, function)
             units[-1].end.update({graph: len(graph.get_operations()) for graph in enclosing()})

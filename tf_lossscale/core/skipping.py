@@ -81,8 +81,6 @@ def step(
 ) -> Any:
     """Take a step with a loss scale; see `LossScale.step`."""
     replicas.require_replica_context("step")
-    if not tf.executing_eagerly():
-        vars(loss_scale)["_traced"] = True  # `change_rules` warns.
     loss_scale._factors.step(loss_scale)
     for watcher in _watching():
         watcher._step_starts()

@@ -157,16 +157,6 @@ class TF1Wrapper(optimizer.LossScaleOptimizer, _Base):
             )
         return super().__getattr__(name)
 
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate that was passed to the inner optimizer: a number, a tensor, a variable or a function."""
-        return getattr(self._optimizer, self._family.learning_rate_name)
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self._warn_if_traced("learning_rate")
-        setattr(self._optimizer, self._family.learning_rate_name, value)
-
     get_name: Any = of_inner(_Optimizer.get_name)
     get_slot: Any = of_inner(_Optimizer.get_slot)
     get_slot_names: Any = of_inner(_Optimizer.get_slot_names)

@@ -104,7 +104,7 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
             )
         self._tensors: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
-        self._warned = self._warned_of_state = False
+        self._warned, self._nonfinite = False, self._nonfinite_state()
         # The number of steps, and of skipped steps, at the previous check of `max_skipped`.
         self._checked = self._steps(), self._value("skipped_steps")
         # The number of batches until the count of skipped steps in a row may reach `stop_after`.
@@ -177,16 +177,10 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
 
     def _warn_of_state(self) -> None:
         """Warn once if skipped steps have left infinity or NaN in variables that the optimizer does not train."""
-        if self._warned_of_state or not self._read["skipped_steps"] or not tf.executing_eagerly():
+        if not self._read["skipped_steps"]:
             return
-        state = state_of(self.model)
-        names = [
-            name
-            for name, variable in zip(unique(map(name_of, state)), tensors_of(state))
-            if variable.dtype.is_floating
-            and not all_finite([copy.read_value() for copy in replicas.local_copies_of(variable)])
-        ]
-        self._warned_of_state = bool(names)
+        before, self._nonfinite = self._nonfinite, self._nonfinite_state()
+        names = [name for name in self._nonfinite if name not in before]
         if names:
             logging.warning(
                 "Skipped steps have made %s infinite or NaN, and with them every prediction of the model. The "
@@ -195,6 +189,16 @@ class LossScaleMonitor(tf.keras.callbacks.Callback):
                 "model.make_train_function(force=True).",
                 ", ".join(names),
             )
+
+    def _nonfinite_state(self) -> list[str]:
+        """Return the names of untrained variables that are not finite. In graph mode, return no names."""
+        state = state_of(self.model) if tf.executing_eagerly() else []
+        return [
+            name
+            for name, variable in zip(unique(map(name_of, state)), tensors_of(state))
+            if variable.dtype.is_floating
+            and not all_finite([copy.read_value() for copy in replicas.local_copies_of(variable)])
+        ]
 
     def _steps(self) -> int:
         scale = self._watched.scaler

@@ -230,9 +230,8 @@ class Contract:
         kinds = {False} if is_forgotten else kinds
         has_other = functools.partial(loss_scale._factors.has_gradient_of_another, gradients)
         decision = self._decide(found, kinds, has_other, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
-        forgotten = {"get_unscaled_gradients"} if is_forgotten else loss_scale._factors.never_called - self._ever
-        only_skips = isinstance(loss_scale, FixedLossScale) and loss_scale.may_skip and loss_scale.initial_scale == 1
-        if forgotten and (is_forgotten or not ("scale_loss" in self._ever or only_skips or decision.is_known)):
+        forgotten = {"get_unscaled_gradients"} if is_forgotten else _never_called(loss_scale) - self._ever
+        if forgotten and (is_forgotten or not ("scale_loss" in self._ever or decision.is_known)):
             names = " and ".join(f"LossScaleOptimizer.{name}()" for name in sorted(forgotten))
             self._say(
                 logging.warning,
@@ -259,7 +258,8 @@ class Contract:
         else:
             decision = Decision(True, self._places(), found, is_known=kinds == {True})
             self._require_not_unscaled(kinds, has_other, decision.places)
-        if decision.scaled and not self._ever & {*_SCALES_A_LOSS} and loss_scale._factors.never_called:
+        is_unexplained = decision.scaled and not (decision.is_known or self._ever & {*_SCALES_A_LOSS})
+        if is_unexplained and _never_called(loss_scale):
             self._say(
                 logging.warning,
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
@@ -384,6 +384,12 @@ def contract_of(loss_scale: Any) -> Contract:
     if isinstance(loss_scale, SharedLossScale):
         return loss_scale.__dict__.setdefault("_contract", Contract())
     return Contract()
+
+
+def _never_called(loss_scale: Any) -> set[str]:
+    """Return the methods that were not called but should be. A fixed scale of 1 needs none."""
+    is_off = isinstance(loss_scale, FixedLossScale) and loss_scale.initial_scale == 1
+    return set() if is_off else loss_scale._factors.never_called
 
 
 def _latest() -> list[_Latest]:

@@ -68,7 +68,7 @@ class Forwarding:
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self._set_on_inner(self._family.learning_rate_name, value)
+        self._set_on_inner("learning_rate", value)
 
     @property
     def lr(self) -> Any:
@@ -125,21 +125,26 @@ class Forwarding:
                 f"optimizer.set_state({{**optimizer.state(), {name!r}: {value!r}}})."
             )
         if "_optimizer" in vars(self) and not name.startswith("_") and not self._defines(name):
-            self._warn_if_of_inner(name)
+            self._warn_if_of_inner(name, value)
         object.__setattr__(self, name, value)
 
     def _set_on_inner(self, name: str, value: Any) -> None:
         """Set an attribute of the inner optimizer. A variable gets the value, so that traced functions see it."""
-        own = getattr(self._optimizer, "__dict__", {}).get(name)
+        attribute = self._family.learning_rate_name if name == "learning_rate" else name
+        own = getattr(self._optimizer, "__dict__", {}).get(attribute)
         is_number = isinstance(value, (int, float)) or tf.is_tensor(value)
         if isinstance(own, tf.Variable) and is_number and tf.compat.v1.executing_eagerly_outside_functions():
             own.assign(value)
             return
-        # A traced function reads a variable in each call, and keeps the value of any other attribute.
-        is_kept = not hasattr(getattr(self._optimizer, name, None), "assign")
-        setattr(self._optimizer, name, value)
-        if is_kept:
-            self._warn_if_traced(name)
+        before = getattr(self._optimizer, attribute, None)
+        setattr(self._optimizer, attribute, value)
+        # A traced function reads the new value of the same variable, but no other variable, object or number.
+        if self._traced and not _is_same(before, getattr(self._optimizer, attribute, None)):
+            logging.warning(
+                "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
+                "keeps the old value. Make the tf.function again, or set the value before its first call.",
+                name,
+            )
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *self._family.delegated, *self._family.hyperparameter_names()})
@@ -152,21 +157,14 @@ class Forwarding:
         # An attribute that this package's wrapper classes define hides a hyperparameter of the same name.
         return any(name in vars(cls) for cls in type(self).__mro__ if issubclass(cls, Forwarding))
 
-    def _warn_if_of_inner(self, name: str) -> None:
+    def _warn_if_of_inner(self, name: str, value: Any) -> None:
         """Warn if the inner optimizer has an attribute of this name, because only the wrapper's attribute is set."""
-        if name in vars(self._optimizer) and name not in vars(self):
+        inner = vars(self._optimizer)
+        if name in inner and name not in vars(self) and not _is_same(inner[name], value):
             logging.warning(
                 "LossScaleOptimizer.%s is set on the wrapper alone, and the inner %s keeps its value. To change the "
                 "inner optimizer, set optimizer.inner_optimizer.%s.",
                 *(name, type(self._optimizer).__name__, name),
-            )
-
-    def _warn_if_traced(self, name: str) -> None:
-        if self._traced:
-            logging.warning(
-                "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
-                "keeps the old value. Make the tf.function again, or set the value before its first call.",
-                name,
             )
 
     # Private methods of legacy optimizers that existing user code calls on the wrapper.
@@ -180,6 +178,11 @@ class Forwarding:
 
     def _set_hyper(self, name: str, value: Any) -> None:
         self._set_on_inner(name, value)
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    are_numbers = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    return before is after or (are_numbers and before == after)
 
 
 def of_inner(method: Callable[..., Any]) -> Any:

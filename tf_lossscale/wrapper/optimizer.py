@@ -195,7 +195,7 @@ class LossScaleOptimizer(Saving):
             _diagnosis=diagnosis,
             _variable_names=weakref.WeakValueDictionary(),
         )
-        self._save_scale_with_inner()
+        self._save_scale_with_inner(is_of_user=loss_scale is not None)
         family._set_options(chosen)
         self._init_base()
         registry.add(self)
@@ -740,13 +740,12 @@ class LossScaleOptimizer(Saving):
 
     def _prepare_to_train(self, gradients: list[Any], variables: list[Any]) -> None:
         """Create the optimizer's variables that do not exist yet."""
-        family, trained = self._family, variables
+        family = self._family
+        updated = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
         if not tf.executing_eagerly():
             family._require_graph_mode()
-        if family._slots_need_gradients:
-            trained = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
-        if family._ensure_built(trained):
-            self._warn_of_half_precision(trained)
+        if family._ensure_built(updated if family._slots_need_gradients else variables):
+            self._warn_of_half_precision(updated)
             self._require_own_scale()
 
     def _warn_of_half_precision(self, variables: list[Any]) -> None:

@@ -184,11 +184,14 @@ class Saving(WithLossScale):
         of_config = getattr(rule_class, "from_config", lambda config: rule_class(**config))
         return {"loss_scale": of_config(loss_scale["config"])}
 
-    def _save_scale_with_inner(self) -> None:
-        """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it."""
+    def _save_scale_with_inner(self, is_of_user: bool = True) -> None:
+        """Track the loss scale in the inner optimizer, so that a checkpoint of the inner optimizer includes it.
+
+        If this is impossible, warn, unless the user has the loss scale and can save it.
+        """
         inner, scale = self._optimizer, self.scaler
         if not hasattr(inner, "_track_trackable"):
-            if _has_state(scale):
+            if _has_state(scale) and not is_of_user:
                 logging.warning(
                     "A checkpoint of the inner %s does not hold the loss scale, because its class is not derived from "
                     "tf.Module. Derive the class from tf.Module; or make the loss scale yourself, pass it as "
@@ -273,7 +276,7 @@ class Saving(WithLossScale):
         memo[id(self)] = new
         memo[id(self._optimizer)] = self._family._copied(memo)
         memo[id(vars(self)["_contract"])] = Contract()
-        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()}, _traced=False)
         new._save_scale_with_inner()
         registry.add(new)
         return new
