@@ -104,22 +104,21 @@ def applies_gradients(scales="nowhere", **options):
     optimizer.apply_gradients(zip(gradients, [weight]))
 
 
-@row("training will stall", {"scales": "scale_loss"}, {"scales": "by hand"}, FIXED, {"method": "apply_gradients"})
-def applies(scales="nowhere", method="apply", **options):
+@row("training will stall", {"scales": "scale_loss"}, {"scales": "get_scaled_loss"}, {"scales": "by hand"}, FIXED)
+def applies(scales="nowhere", **options):
     optimizer, weight = wrapped(**options), tf.Variable(1.0)
     optimizer.build([weight])
 
     @tf.function
     def step():
         with tf.GradientTape() as tape:
-            loss = weight * 0.5
-            loss = optimizer.scale_loss(loss) if scales == "scale_loss" else loss
-            loss = loss * optimizer.loss_scale if scales == "by hand" else loss
-        gradient = tape.gradient(loss, weight)
-        if method == "apply":
-            optimizer.apply([gradient], [weight])
+            loss = weight * (optimizer.loss_scale if scales == "by hand" else 0.5)
+            loss = loss if scales in ("nowhere", "by hand") else getattr(optimizer, scales)(loss)
+        gradients = tape.gradient(loss, [weight])
+        if scales == "get_scaled_loss":
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), [weight]))
         else:
-            loops.step(optimizer, lambda: weight * 0.5, [weight])
+            optimizer.apply(gradients, [weight])
 
     step()
 
@@ -379,8 +378,8 @@ class Manager(amp.LossScaleManager):
         setattr(self, self.name_of_scale, self.get_loss_scale() / 2 if overflow else self.get_loss_scale())
 
 
-@row("and its rule continues from", {"name": "loss_scale"}, {"restores": False})
-def restores_a_manager(name="scale", restores=True):
+@row("and its rule continues from", {"name": "loss_scale"}, {"sets": True}, {"restores": False})
+def restores_a_manager(name="scale", restores=True, sets=False):
     weight, optimizers = tf.Variable(1.0), [wrapped(loss_scale=Manager(name)) for _ in range(2)]
     for optimizer in optimizers:
         optimizer.build([weight])
@@ -389,6 +388,8 @@ def restores_a_manager(name="scale", restores=True):
         path = tf.train.Checkpoint(optimizer=optimizers[0]).write(f"{folder}/checkpoint")
         if restores:
             tf.train.Checkpoint(optimizer=optimizers[1]).read(path)
+    if sets:
+        optimizers[1].scaler.scale = 32.0
     halving(optimizers[1], weight)()
 
 
@@ -398,20 +399,19 @@ def sets_the_state(scale=0.5, **options):
     optimizer.set_state({**optimizer.state(), "loss_scale": scale})
 
 
-def loads(optimizer, saved, variables, before):
-    """Load the values of an optimizer for other variables."""
-    saved.build([tf.Variable(value) for value in before])
-    if variables is not None:
-        optimizer.build([tf.Variable(value) for value in variables])
+def loads(optimizer, saved, *variables):
+    """Load the values that another optimizer saved. Each is built for variables with these values, if there are any."""
+    for each, initial in zip((optimizer, saved), variables):
+        each.build([tf.Variable(value) for value in initial])
     values = {}
     saved.save_own_variables(values)
     optimizer.load_own_variables({name: np.asarray(value) for name, value in values.items()})
 
 
 @row("is not built, so the saved step count", {"variables": [1.0]})
-@row("of other names or shapes", {"variables": [1.0]}, variables=[1.0, 2.0])
-def loads_an_optimizer(variables=None):
-    loads(wrapped(KERAS_3.adam()), wrapped(KERAS_3.adam()), variables, [1.0])
+@row("of other names or shapes", {"variables": [1.0]}, {"saved": []}, variables=[1.0, 2.0])
+def loads_an_optimizer(variables=(), saved=(1.0,)):
+    loads(wrapped(KERAS_3.adam()), wrapped(KERAS_3.adam()), variables, saved)
 
 
 @row("its own variables have the shapes", {"saved": "counting"}, {"loading": "dynamic", "saved": "dynamic"})

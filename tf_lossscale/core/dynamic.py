@@ -166,7 +166,8 @@ class DynamicLossScale(LossScale):
         if different and self._factors.is_traced:
             logging.warning(
                 "change_rules() was called after a tf.function with this loss scale was traced: the traced function "
-                "keeps the old %s. Make the tf.function again, or change the rules before its first call.",
+                "keeps the old %s. Make the tf.function again (in Keras, compile again), or change the rules before "
+                "its first call.",
                 " and ".join(different),
             )
 

@@ -57,6 +57,7 @@ def load(wrapper: Any, store: Any) -> None:
             ", but the loss scale is" if of_scale else ", nor is the state of the loss scale" if rule else "",
         )
         inner = values = []
+    inner = inner[: len(values)] if _are_unbuilt(values) else inner
     # The saved optimizer and this one have different numbers of variables if, for example, a layer was frozen after
     # the optimizer was saved. Keras logs a warning in this case, too.
     if len(values) != len(inner):
@@ -64,6 +65,11 @@ def load(wrapper: Any, store: Any) -> None:
         inner = values = []
     for variable, value in [*zip(inner, values), *of_scale]:
         variable.assign(value)
+
+
+def _are_unbuilt(values: list[Any]) -> bool:
+    """Return whether an optimizer without slots saved these values: a step count of 0, and a learning rate if any."""
+    return len(values) in (1, 2) and all(value.shape == () for value in values) and values[0][()] == 0
 
 
 def note_checkpoint(wrapper: Any, path: str) -> None:

@@ -82,7 +82,7 @@ class Hooks:
         if self.traced_without:
             logging.warning(
                 "A step hook was registered after a tf.function that takes steps was traced. That function does not "
-                "call it. Register hooks before the first step, or make a new tf.function."
+                "call it. Register hooks before the first step, or make a new tf.function (in Keras, compile again)."
             )
         handle = Handle(self._handles, hook)
         self._handles.insert(0 if prepend else len(self._handles), handle)

@@ -263,8 +263,8 @@ class Contract:
             self._say(
                 logging.warning,
                 "LossScaleOptimizer.apply() divides the gradients by the loss scale, but scale_loss() was never "
-                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or, for "
-                "gradients that are not scaled, use apply_gradients().",
+                "called: training will stall. Call loss = opt.scale_loss(loss) before taking gradients, or pass the "
+                "results of get_unscaled_gradients() to apply_gradients().",
             )
         return decision
 

@@ -142,7 +142,8 @@ class Forwarding:
         if self._traced and not _is_same(before, getattr(self._optimizer, attribute, None)):
             logging.warning(
                 "LossScaleOptimizer.%s was set after a tf.function with this optimizer was traced: the traced function "
-                "keeps the old value. Make the tf.function again, or set the value before its first call.",
+                "keeps the old value. Make the tf.function again (in Keras, compile again), or set the value before "
+                "its first call.",
                 name,
             )
 
