@@ -69,20 +69,33 @@ def fit(model, steps, bad, **options):
 # Losses and gradients. --------------------------------------------------------------------------------------------
 
 
+CHANGES = {
+    "nothing": lambda gradients, bound: gradients,
+    "norm": lambda gradients, bound: tf.clip_by_global_norm(gradients, bound)[0],
+    "values": lambda gradients, bound: [tf.clip_by_value(gradient, -bound, bound) for gradient in gradients],
+}
+
+
 @row("while the loss scale multiplied it", {"unscales": "first"}, {"bound": "scaled"})
-def clips_the_gradients(unscales="last", bound="number"):
+@row("while the loss scale multiplied it", {"clips": "nothing"}, unscales="apply")
+@row("while the loss scale multiplied it", {"clips": "nothing"}, unscales="apply_gradients", clips="values")
+def clips_the_gradients(unscales="last", bound="number", clips="norm"):
     optimizer, weight = wrapped(), tf.Variable([1.0, 2.0])
     optimizer.build([weight])
 
     @tf.function
     def step():
         with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(tf.reduce_sum(weight**2))
+            loss = tf.reduce_sum(weight**2)
+            loss = optimizer.scale_loss(loss) if "apply" in unscales else optimizer.get_scaled_loss(loss)
         gradients = tape.gradient(loss, [weight])
         gradients = optimizer.get_unscaled_gradients(gradients) if unscales == "first" else gradients
-        gradients, _ = tf.clip_by_global_norm(gradients, optimizer.loss_scale if bound == "scaled" else 1.0)
+        gradients = CHANGES[clips](gradients, optimizer.loss_scale if bound == "scaled" else 1.0)
         gradients = optimizer.get_unscaled_gradients(gradients) if unscales == "last" else gradients
-        optimizer.apply_gradients(zip(gradients, [weight]))
+        if unscales == "apply":
+            optimizer.apply(gradients, [weight])
+        else:
+            optimizer.apply_gradients(zip(gradients, [weight]))
 
     step()
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import loops
-from tests.cases import MODES, combinations, named
+from tests.cases import MODES, combinations
 from tests.families import ALL_FAMILIES, FAMILIES, all_families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.core import replicas
@@ -611,43 +611,6 @@ def test_a_traced_step_moves_the_scale_between_an_eager_loss_and_its_gradients()
     overflow()
     (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
     assert optimizer.loss_scale.numpy() == 4.0 and gradient.numpy() == 0.25
-
-
-CHANGES_OF_SCALED = named(
-    {
-        "clipped by norm": lambda gradients: tf.clip_by_global_norm(gradients, 1.0)[0],
-        "clipped by value": lambda gradients: [tf.clip_by_value(gradient, -1.0, 1.0) for gradient in gradients],
-    }
-)
-
-
-@pytest.mark.parametrize("way", ["unscale", "apply_gradients", "apply"])
-@pytest.mark.parametrize("change", CHANGES_OF_SCALED)
-def test_a_gradient_that_is_changed_while_it_is_scaled_is_warned_of_once(change, way, warnings):
-    weight = tf.Variable([1.0, 2.0])
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=1024)
-    optimizer.build([weight])
-
-    @tf.function
-    def step(changes_first):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weight**2)
-            loss = optimizer.get_scaled_loss(loss) if way == "unscale" else optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, [weight])
-        gradients = change(gradients) if changes_first else gradients
-        if way == "unscale":
-            gradients = optimizer.get_unscaled_gradients(gradients)
-            gradients = gradients if changes_first else change(gradients)
-        if way == "apply":
-            optimizer.apply(gradients, [weight])
-        else:
-            optimizer.apply_gradients(zip(gradients, [weight]))
-
-    step(False)
-    assert not warnings
-    step(True)
-    assert [text for text in warnings if "while the loss scale multiplied it" in text] == warnings
-    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("way", ["get_scaled_loss", "scale_loss"])
