@@ -28,3 +28,16 @@ def test_the_new_names_exist():
         found = {"tf_lossscale": tf_lossscale, "keras": tf.keras}[root]
         for part in rest:
             found = getattr(found, part)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"a  # f(\n#g(\nb", b"a  \n\nb"),
+        (rb'"# f(\n", "b(\n"', rb'"\n", "b(\n"'),
+        (b'["# f("], ["g(h)"]', b'[""], ["g(h)"]'),
+        (b'c = "#fff"; g(h)', b'c = ""; g(h)'),
+    ],
+)
+def test_comments_are_found_in_code_and_in_the_strings_of_notebooks(content, code):
+    assert names.COMMENT.sub(b"", content) == code

@@ -71,6 +71,7 @@ def run(paths: Sequence[str]) -> Iterator[report.FileReport]:
 def _projects(contents: dict[str, bytes]) -> dict[str, Project]:
     """Map the path of each file to what its migration depends on in other files."""
     imports = {path: b" ".join(_IMPORT.findall(content)) for path, content in contents.items()}
+    contents = {path: names.COMMENT.sub(b"", content) for path, content in contents.items()}
     words = {path: set(names.WORD.findall(found.decode("utf-8", "replace"))) for path, found in imports.items()}
     module = {path: os.path.basename(os.path.realpath(path)).partition(".")[0] for path in contents}
     near = {}
@@ -78,7 +79,7 @@ def _projects(contents: dict[str, bytes]) -> dict[str, Project]:
         found = {module[path] for path, content in contents.items() if pattern.search(content)}
         near[pattern] = {path for path in contents if not found.isdisjoint({module[path], *words[path]})}
     today = [content for content in contents.values() if not names.KEEPS.search(content)]
-    makes_wrappers, has_policies = (any(map(each.search, today)) for each in (names.WRAPS, names.HAS_POLICIES))
+    makes_wrappers, has_policies = (any(map(each.search, today)) for each in (names.MAKES, names.HAS_POLICIES))
     projects, known = {}, frozenset(module.values())
     for path in contents:
         importing = {other for other in contents if module[path] in words[other]}

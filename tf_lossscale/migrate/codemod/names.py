@@ -34,8 +34,11 @@ _OLD = re.compile(
     rb"|['\"]loss_scale['\"]|dynamic_counter|increment_period|_num_good_steps"
 )
 
-# What the text of a file shows to the other files of its project: it wraps optimizers, it passes other optimizers to
-# `compile`, it makes or sets policies, or it keeps the old loss scale object of its wrappers and policies.
+# What the code of a file, without its comments, shows to the other files of its project: it wraps optimizers, and the
+# wrappers may have no old loss scale object, it passes other optimizers to `compile`, it makes or sets policies, or it
+# keeps the old loss scale object of its wrappers and policies.
+COMMENT = re.compile(rb"#(?:(?!\\n)[^\n\"])*")
+MAKES = re.compile(rb"(?<!MixedPrecision)LossScaleOptimizer\w*\(")
 WRAPS = re.compile(rb"(LossScaleOptimizer\w*|mixed_precision_graph_rewrite\w*)\(")
 COMPILES = re.compile(rb"(?<!\bre)\.compile\(\s*(optimizer\s*=\s*)?(\\?['\"]|(?![\w.]*LossScaleOptimizer)[\w.]+\()")
 HAS_POLICIES = re.compile(rb"set_(global_)?policy\(|\bPolicy\(")

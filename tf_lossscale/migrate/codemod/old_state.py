@@ -10,13 +10,15 @@ import ast
 from collections.abc import Iterator
 
 from tf_lossscale.legacy import table
-from tf_lossscale.migrate.codemod.scopes import CONTAINERS, UNKNOWN, Scopes, string
+from tf_lossscale.migrate.codemod.keras_3 import OPTIMIZER
+from tf_lossscale.migrate.codemod.scopes import CONTAINERS, Scopes, string
 
 _WRAPPERS = {table.STABLE, table.EXPERIMENTAL}
 # Members that no other object has.
 _ITS_OWN = {"_current_loss_scale", "_increment_period", "_initial_loss_scale", "_num_good_steps", "increment_period"}
-# Functions that do not call their argument.
-_SHOWING = ("float", "format", "isinstance", "print", "repr", "str", "type")
+# Functions that do not call their argument, and libraries of such functions.
+_SHOWING = ("float", "format", "int", "isinstance", "print", "repr", "str", "type")
+_LIBRARIES = {"keras", "logging", "math", "numpy", "tensorflow"}
 # The nodes that keep a value, or return it.
 _KEEPING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Lambda, ast.arguments, ast.keyword, *CONTAINERS)
 # Attributes that today's `optimizer._loss_scale` has as well.
@@ -85,8 +87,12 @@ def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Attribute) and node.attr == "loss_scale":
         # What gets the object may call it.
         parent, to = source.parents[node], getattr(source.parents[node], "func", node)
-        is_passed = to is not node and source.dotted(to) == {UNKNOWN} and not source.is_builtin(to, *_SHOWING)
-        if (is_passed or isinstance(parent, _KEEPING)) and _is_made(source, node.value, table.EXPERIMENTAL):
+        is_known = source.is_builtin(to, *_SHOWING) or _LIBRARIES & {each.split(".")[0] for each in source.dotted(to)}
+        is_passed = to is not node and not is_known
+        # This file may make the optimizer in a function.
+        is_suspect = is_passed and OPTIMIZER.search(source.code(node.value).rpartition(".")[2])
+        made = source.nodes(ast.Call) if is_suspect else source.values(node.value)
+        if (is_passed or isinstance(parent, _KEEPING)) and any(_makes(source, e, {table.EXPERIMENTAL}) for e in made):
             yield node
     elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):
         yield from [node.value] if any(_calls(source, each, "get_config") for each in source.values(node.value)) else []

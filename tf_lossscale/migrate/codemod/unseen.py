@@ -54,7 +54,8 @@ def report(source: Uses, edits: Edits) -> None:
         _string(source, edits, constant)
     for key, value in _items(source):
         # The loss scale of a wrapper, in a dict of metrics, is no argument.
-        is_metric = any(source.read(each)[1] == "loss_scale" for each in source.values(value))
+        read = [each.func if isinstance(each, ast.Call) and not each.args else each for each in source.values(value)]
+        is_metric = any(source.read(each)[1] == "loss_scale" for each in read)
         is_name = isinstance(value, ast.Name) and bool(source.roles & names.WRAPPERS)
         is_argument = string(value) == "dynamic" or (is_name and not is_metric)
         if key == "loss_scale" and is_argument and (source.imports_tensorflow or source.roles - {table.OURS}):
