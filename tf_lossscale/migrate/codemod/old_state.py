@@ -89,9 +89,11 @@ def _read_by(source: Scopes, node: ast.AST) -> Iterator[ast.expr]:
         parent, to = source.parents[node], getattr(source.parents[node], "func", node)
         is_known = source.is_builtin(to, *_SHOWING) or _LIBRARIES & {each.split(".")[0] for each in source.dotted(to)}
         is_passed = to is not node and not is_known
-        # This file may make the optimizer in a function.
-        is_suspect = is_passed and OPTIMIZER.search(source.code(node.value).rpartition(".")[2])
-        made = source.nodes(ast.Call) if is_suspect else source.values(node.value)
+        # A file that makes only this kind of wrapper may make it in a function.
+        is_likely = is_passed and OPTIMIZER.search(source.code(node.value).rpartition(".")[2])
+        calls = source.nodes(ast.Call) if is_likely else []
+        is_other = any(_makes(source, call, {table.STABLE, table.GRAPH_REWRITE}) for call in calls)
+        made = calls if calls and not is_other else source.values(node.value)
         if (is_passed or isinstance(parent, _KEEPING)) and any(_makes(source, e, {table.EXPERIMENTAL}) for e in made):
             yield node
     elif isinstance(node, ast.Subscript) and string(node.slice) in ("loss_scale", "optimizer"):

@@ -28,7 +28,7 @@ _DOES_NOT_READ = (
 )
 # The names of objects that hold the options of a program, of optimizers, and of an object in its own methods.
 _OPTIONS = re.compile(
-    r"(args|cfg|conf\w*|flags|options|opts?|hp\w*|param\w*|settings|optimi[sz]er|self)\Z", re.IGNORECASE
+    r"(args|cfg|conf\w*|flags\w*|options|opts?|hp\w*|param\w*|settings|optimi[sz]er|self)\Z", re.IGNORECASE
 )
 _INFERRED = ("infer", "infer_float32_vars", "infer_with_float32_vars")
 _WITH_FLOAT32 = {f"{dtype}_with_float32_vars": f"mixed_{dtype}" for dtype in ("float16", "bfloat16")}
