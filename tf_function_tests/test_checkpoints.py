@@ -76,7 +76,7 @@ GOING_ON = (0.25, 1.0, np.nan)
         ["inside", "outside"],
         ALL_FAMILIES,
         usual=11,
-        others=slow_one_in(3),
+        others=slow_one_in(6),
     ),
 )
 def test_training_goes_on_with_another_number_of_replicas(family, where, before, after, trained):

@@ -58,7 +58,7 @@ def called_in_every_way():
             "dataset_loop-mirrored_2-keras3",
             "while_loop-mirrored_2-keras3",
         ],
-        others=slow_one_in(3),
+        others=slow_one_in(6),
     ),
 )
 def test_nan_on_any_one_replica_skips_the_step_on_all(family, name, call):
@@ -291,7 +291,7 @@ def test_the_compiled_step_keeps_its_conditional_and_calls_no_host(family):
             *(f"none-1-{family.name}" for family in ALL_FAMILIES),
             *("mirrored_2-1-keras3", "mirrored_2_apart-2-tf_keras_legacy", "central_storage-1-tf1"),
         ],
-        others=slow_one_in(3),
+        others=slow_one_in(6),
     ),
 )
 def test_a_step_has_one_conditional_and_no_host_call_and_is_traced_once(family, name, conditionals):

@@ -84,7 +84,7 @@ def check(recording, name):
     combinations(
         [case(file, name) for file in FILES for name in recordings.load(file)["traces"]],
         usual=11,
-        others=slow_one_in(6),
+        others=slow_one_in(12),
     ),
 )
 def test_traces_agree_with_the_original(recording, name):
@@ -104,7 +104,7 @@ TAKEN_BY_KERAS_3 = [
 ]
 
 
-@pytest.mark.parametrize(("recording", "name"), combinations(TAKEN_BY_KERAS_3, usual=11, others=slow_one_in(6)))
+@pytest.mark.parametrize(("recording", "name"), combinations(TAKEN_BY_KERAS_3, usual=11, others=slow_one_in(12)))
 def test_keras_3_optimizers_take_tensorflow_2s_recorded_steps(recording, name, monkeypatch):
     monkeypatch.setitem(replay.OPTIMIZERS, recording, tf.keras.optimizers)
     check(recording, name)

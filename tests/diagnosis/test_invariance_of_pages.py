@@ -86,7 +86,7 @@ def dynamic_scales_in(names):
     return [part for _, part in walk(names.values()) if isinstance(part, DynamicLossScale)]
 
 
-@pytest.mark.parametrize("block", combinations(STEPS, usual=[], others=slow_one_in(3)))
+@pytest.mark.parametrize("block", combinations(STEPS, usual=[], others=slow_one_in(6)))
 def test_a_loop_of_a_page_respects_the_loss_scale(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
