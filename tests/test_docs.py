@@ -110,7 +110,7 @@ def test_the_tree_of_the_architecture_has_every_module_once(folder):
     assert sorted(listed) == sorted(p.name for p in (PACKAGE / folder).glob("*.py") if p.name != "__init__.py")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_examples_of_docstrings_work_with_keras_2():
     # This example prints the name of the module for Keras 3.
     other = "tf_lossscale/optimizers/__init__.py::tf_lossscale.optimizers"

@@ -30,7 +30,7 @@ def demo():
     return runpy.run_path(str(EXAMPLES / "float16_demo.py"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # `make demo` runs in a slow test
 def test_the_demo_compares_the_three_runs_and_draws_the_last(tmp_path, capsys):
     demo()["main"](["--steps", "60", "--out", str(tmp_path)])
     printed = capsys.readouterr().out.splitlines()

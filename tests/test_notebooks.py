@@ -6,6 +6,7 @@ import re
 import nbformat
 import pytest
 
+from tests.cases import combinations, named
 from tools import notebooks
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -13,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", combinations(named({path.stem: path for path in NOTEBOOKS}), usual=["migration"]))
 def test_a_notebook_runs_and_prints_what_is_stored(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")

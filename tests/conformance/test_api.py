@@ -201,7 +201,7 @@ def extremes():
 EXTREMES = list(replay.once(extremes()))
 
 
-@pytest.mark.parametrize(("recording", "case"), combinations(EXTREMES, usual=11, others=slow_one_in(3)))
+@pytest.mark.parametrize(("recording", "case"), combinations(EXTREMES, usual=11, others=slow_one_in(6)))
 def test_the_ends_of_float32_are_survived_as_recorded(recording, case):
     recorded = recorded_for(recording)["extremes"][case]
     name, kwargs = recorded["optimizer"]

@@ -148,7 +148,7 @@ def trace_of(recording, name, mode):
         by_arguments(recordings.load(SCALES[0])["cases"]),
         sorted(set(MODES.values())),
         usual=["period_negative-function", "initial_inf-eager", "defaults-graph_v1", "near_max_3e38-graph"],
-        others=slow_one_in(3),
+        others=slow_one_in(6),
     ),
 )
 def test_dynamic_loss_scale_moves_as_all_versions_recorded(names, mode):
@@ -357,7 +357,7 @@ def optimizer_trace(case, mode):
 
 @pytest.mark.parametrize(
     ("mode", "recording", "part", "name"),
-    combinations(["eager", "function", "graph", "graph_v1"], optimizer_cases(), usual=11, others=slow_one_in(3)),
+    combinations(["eager", "function", "graph", "graph_v1"], optimizer_cases(), usual=11, others=slow_one_in(6)),
 )
 def test_optimizers_of_tensorflow_1_train_as_recorded(recording, part, name, mode):
     recorded = recordings.load(recording)

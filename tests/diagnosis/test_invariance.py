@@ -240,7 +240,7 @@ MISTAKES = [
 
 def cases(usual, *lists):
     """The combinations of lists. Some usual ones run in `make test`, and half of the others are slow."""
-    return combinations(*lists, usual=usual, others=slow_one_in(3))
+    return combinations(*lists, usual=usual, others=slow_one_in(6))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ KNOWN = ("eager", "thread")
 
 @pytest.mark.parametrize(
     ("by", "place", "updates"),
-    combinations(BY, PLACES, ["one", "two", "shared"], usual=15, others=slow_one_in(3)),
+    combinations(BY, PLACES, ["one", "two", "shared"], usual=15, others=slow_one_in(6)),
 )
 def test_gradients_that_are_unscaled_in_eager_mode(by, place, updates):
     training = Training(updates == "shared")
@@ -117,7 +117,7 @@ def test_gradients_that_are_unscaled_in_eager_mode(by, place, updates):
         [place for place in PLACES if place not in ("thread", "compiled")],
         ["one", "two", "shared"],
         usual=15,
-        others=slow_one_in(3),
+        others=slow_one_in(6),
     ),
 )
 def test_gradients_that_are_unscaled_in_a_function(by, place, updates):

@@ -23,7 +23,7 @@ WITHOUT_CONFIG = ("contrib", "schedule", "small_norms", "quarters", "counting", 
 CLASSES = {"Described": Described}
 # Rules of the package that move and do not move, and a user's with and without a config.
 USUAL = ("dynamic", "fixed_skip", "quarters", "described")
-each_rule = pytest.mark.parametrize("rule", combinations(RULES, usual=USUAL, others=slow_one_in(3)))
+each_rule = pytest.mark.parametrize("rule", combinations(RULES, usual=USUAL, others=slow_one_in(6)))
 
 
 def made(rule, **kwargs):
