@@ -98,7 +98,7 @@ def fit(family, directory, amid):
 
 
 def main(directory, dies):
-    loops = {family.name: Loop(family, directory / family.name) for family in FAMILIES[:2]}
+    loops = {family.name: Loop(family, directory / family.name) for family in FAMILIES}
     for i in range(DIES_AT_STEP if dies else STEPS):
         for loop in loops.values():
             loop.step(i)

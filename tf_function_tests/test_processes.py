@@ -27,7 +27,7 @@ def test_the_promises_hold_over_processes(tmp_path, cases, least):
     for code, output in cluster.run_workers(command, tmp_path):
         assert code == 0, output[-5000:]
         passed.append(int(re.search(r"(\d+) passed", output).group(1)))
-    assert passed[0] == passed[1] >= least
+    assert passed[0] == passed[1] > least
 
 
 @of_one_family_and_all
@@ -58,7 +58,7 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoints_as_if_nothing
     assert died[1][0] == -signal.SIGKILL, died[1][1][-5000:]
     resumed = results(job("cut"))
 
-    for family in FAMILIES[:2]:
+    for family in FAMILIES:
         undisturbed, loop = (run["loop"][family.name] for run in (whole, resumed))
         assert (undisturbed.pop("resumed_at"), loop.pop("resumed_at")) == (0, 6)
         assert [scale for scale, _ in undisturbed["seen"]] == [64, 128, 64, 64, 128, 64, 64, 128, 64, 64, 128, 128]
@@ -71,7 +71,7 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoints_as_if_nothing
         assert undisturbed["scale"] == [4.0, 2], "each of four epochs has a batch that overflows"
 
     # What two processes wrote is read by one, with any number of replicas.
-    for family in FAMILIES[:2]:
+    for family in FAMILIES:
         for strategy in ("none", "mirrored_4"):
             cell = Cell(family, strategy, "function")
             checkpoint = tf.train.Checkpoint(optimizer=cell.optimizer, weight=cell.weight)

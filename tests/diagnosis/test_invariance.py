@@ -239,7 +239,7 @@ MISTAKES = [
 
 
 def cases(usual, *lists):
-    """The combinations of lists. Some usual ones run in `make test`, and half of the others are slow."""
+    """The combinations of lists. Some usual ones run in `make test`, and some of the others are slow."""
     return combinations(*lists, usual=usual, others=slow_one_in(6))
 
 

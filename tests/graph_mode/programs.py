@@ -479,7 +479,7 @@ def main(mode, share="1"):
     if mode == "disable_v2_behavior":
         v1.keras.layers.enable_v2_dtype_behavior()  # for mixed_float16
     found = {}
-    for family, optimizer, program, wrappers in list(rows(mode))[:: int(share)]:
+    for family, optimizer, program, wrappers in rows(mode)[:: int(share)]:
         original = outcome(family, optimizer, program)
         for wrapper in wrappers:
             key = f"{family} {optimizer} {program.__name__} {wrapper}"

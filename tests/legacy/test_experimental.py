@@ -267,6 +267,16 @@ def test_a_policy_carries_the_loss_scale_it_is_given(policies):
         policy("mixed_float17")
 
 
+def test_a_policy_warns_of_a_loss_scale_that_its_dtype_does_not_need(policies, caplog):
+    policy = policies.Policy
+    for arguments in [("float32",), ("float16", 2), ("mixed_float16", 2), ("mixed_float16",), ("mixed_bfloat16", None)]:
+        policy(*arguments)
+        assert not [record for record in caplog.records if record.name == "absl"]  # tf_keras warns of the processor
+    for name in ("float32", "mixed_bfloat16"):
+        policy(name, loss_scale=2)
+        assert f"Policy('{name}', loss_scale=2)" in caplog.messages[-1]
+
+
 def test_a_policy_survives_its_config_and_is_printed_with_its_loss_scale(policies):
     policy = policies.Policy
     assert policy("mixed_float16").get_config() == {"name": "mixed_float16"}

@@ -98,3 +98,17 @@ def test_a_mixed_policy_is_refused_once_graphs_are_rewritten(keras, policies, en
         legacy.disable_mixed_precision_graph_rewrite()
         mixed_precision.set_global_policy(name)
         assert mixed_precision.global_policy().name == name
+
+
+def test_sessions_that_were_made_before_are_warned_of_and_no_others(enable, caplog):
+    from tensorflow.python.training.experimental import mixed_precision_global_state as state
+
+    for exists in (False, True):
+        state.set_non_mixed_precision_session_created(False)
+        caplog.clear()
+        if exists:
+            with tf.Graph().as_default(), tf.compat.v1.Session():
+                pass
+        enable(train.GradientDescentOptimizer(0.1))
+        assert ("A Session was created before" in caplog.text) is exists
+        legacy.disable_mixed_precision_graph_rewrite()

@@ -3,12 +3,13 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import loops
-from tests.cases import MODES, combinations
-from tests.families import ALL_FAMILIES, FAMILIES, all_families
+from tests.cases import MODES, combinations, named
+from tests.families import ALL_FAMILIES, FAMILIES, IDS, all_families
 from tf_lossscale import LossScaleOptimizer, SharedLossScale
 from tf_lossscale.core import replicas
 
@@ -482,7 +483,9 @@ def test_in_a_function_a_gradient_is_not_unscaled_again_after_an_operation(chang
 @pytest.mark.parametrize(
     "change",
     [
+        lambda loss, _: loss * 1.0,
         lambda loss, _: loss + 0.5,
+        lambda loss, _: tf.reduce_mean(loss),
         lambda loss, weight: loss / 3.0 + weight,
         lambda loss, weight: tf.reduce_mean(tf.stack([loss, weight])) * weight,
         lambda loss, _: tf.sqrt(loss),
@@ -611,6 +614,77 @@ def test_a_traced_step_moves_the_scale_between_an_eager_loss_and_its_gradients()
     overflow()
     (gradient,) = optimizer.get_unscaled_gradients([tape.gradient(loss, weight)])
     assert optimizer.loss_scale.numpy() == 4.0 and gradient.numpy() == 0.25
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=IDS[:2])
+def test_apply_of_what_may_be_unscaled_warns_once(family, warnings):
+    weight, optimizer = setup(family)
+    loops.step(optimizer, lambda: weight * 1.0, [weight])
+    for _ in range(2):
+        optimizer.apply([tf.constant(1.0)], [weight])
+    (said,) = warnings
+    assert "may be divided twice" in said
+
+
+def test_a_float16_loss_that_cannot_hold_the_scale_warns(warnings):
+    optimizer = LossScaleOptimizer(ALL_FAMILIES[0].sgd(), initial_scale=2.0**17)
+    assert np.isinf(optimizer.get_scaled_loss(tf.constant(1e-3, tf.float16)))
+    assert "Cast the loss first" in warnings[0]
+    assert float(optimizer.get_scaled_loss(tf.constant(1e-3))) == pytest.approx(131.072)
+
+
+CHANGES_OF_SCALED = named(
+    {
+        "clipped by norm": lambda gradients: tf.clip_by_global_norm(gradients, 1.0)[0],
+        "clipped by value": lambda gradients: [tf.clip_by_value(gradient, -1.0, 1.0) for gradient in gradients],
+    }
+)
+
+
+@pytest.mark.parametrize("way", ["unscale", "apply_gradients", "apply"])
+@pytest.mark.parametrize("change", CHANGES_OF_SCALED)
+def test_a_gradient_that_is_changed_while_it_is_scaled_is_warned_of_once(change, way, warnings):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=1024)
+    optimizer.build([weight])
+
+    @tf.function
+    def step(changes_first):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight**2)
+            loss = optimizer.get_scaled_loss(loss) if way == "unscale" else optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, [weight])
+        gradients = change(gradients) if changes_first else gradients
+        if way == "unscale":
+            gradients = optimizer.get_unscaled_gradients(gradients)
+            gradients = gradients if changes_first else change(gradients)
+        if way == "apply":
+            optimizer.apply(gradients, [weight])
+        else:
+            optimizer.apply_gradients(zip(gradients, [weight]))
+
+    step(False)
+    assert not warnings
+    step(True)
+    assert [text for text in warnings if "while the loss scale multiplied it" in text] == warnings
+    assert len(warnings) == 1
+
+
+def test_a_bound_that_is_multiplied_by_the_scale_is_no_change(warnings):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(0.5), initial_scale=1024)
+    optimizer.build([weight])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.reduce_sum(weight**2))
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, [weight]), 1.0 * optimizer.loss_scale)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), [weight]))
+
+    step()
+    assert not warnings
+    assert np.linalg.norm(weight.numpy() - [1.0, 2.0]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("way", ["get_scaled_loss", "scale_loss"])

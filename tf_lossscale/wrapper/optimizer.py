@@ -741,11 +741,14 @@ class LossScaleOptimizer(Saving):
     def _prepare_to_train(self, gradients: list[Any], variables: list[Any]) -> None:
         """Create the optimizer's variables that do not exist yet."""
         family = self._family
-        updated = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
+
+        def updated() -> list[Any]:
+            return [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
+
         if not tf.executing_eagerly():
             family._require_graph_mode()
-        if family._ensure_built(updated if family._slots_need_gradients else variables):
-            self._warn_of_half_precision(updated)
+        if family._ensure_built(updated() if family._slots_need_gradients else variables):
+            self._warn_of_half_precision(updated())
             self._require_own_scale()
 
     def _warn_of_half_precision(self, variables: list[Any]) -> None:
