@@ -52,10 +52,6 @@ class Snapshot:
         return variable
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)  # no bool
-
-
 def _saved(variable: Any) -> list[tuple[Any, tf.Tensor]]:
     [tensor] = tensors_of([variable])
     return [(copy, copy.read_value()) for copy in replicas.local_copies_of(tensor)]

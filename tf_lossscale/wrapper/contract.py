@@ -116,6 +116,21 @@ class Decision(NamedTuple):
     from_elsewhere: bool = False
 
 
+class _Known(NamedTuple):
+    """What is known of the gradients of an update without the calls to the optimizer."""
+
+    found: list[Origin]
+    #: Whether they are scaled by the optimizer's loss scale. The set contains None if this is unknown of one.
+    kinds: set[Any]
+    #: A function that returns whether one was created in a backward pass of a loss of another optimizer.
+    has_other: Callable[[], bool]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is known of each gradient, of which there is at least one."""
+        return bool(self.kinds) and None not in self.kinds
+
+
 class Contract:
     """Records which methods of an optimizer were called, and decides whether the next update gets scaled gradients."""
 
@@ -223,13 +238,11 @@ class Contract:
 
     def decide(self, gradients: list[Any], loss_scale: Any) -> Decision:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
-        found = origins(gradients)
-        kinds = self._kinds(gradients, found, loss_scale)
+        known = self._known(gradients, loss_scale)
         # TensorFlow 2's apply_gradients applies the gradients of a loss from get_scaled_loss as they are, and warns.
-        is_forgotten = kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
-        kinds = {False} if is_forgotten else kinds
-        has_other = functools.partial(loss_scale._factors.has_gradient_of_another, gradients)
-        decision = self._decide(found, kinds, has_other, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
+        is_forgotten = known.kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
+        known = known._replace(kinds={False}) if is_forgotten else known
+        decision = self._decide(known, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
         forgotten = {"get_unscaled_gradients"} if is_forgotten else _never_called(loss_scale) - self._ever
         if forgotten and (is_forgotten or not ("scale_loss" in self._ever or decision.is_known)):
             names = " and ".join(f"LossScaleOptimizer.{name}()" for name in sorted(forgotten))
@@ -250,14 +263,12 @@ class Contract:
 
     def decide_for_apply(self, gradients: list[Any], loss_scale: Any, may_be_unscaled: bool) -> Decision:
         """Decide whether the gradients passed to `apply` are scaled. They must be, unless `may_be_unscaled`."""
-        found = origins(gradients)
-        kinds = self._kinds(gradients, found, loss_scale)
-        has_other = functools.partial(loss_scale._factors.has_gradient_of_another, gradients)
+        known = self._known(gradients, loss_scale)
         if may_be_unscaled:
-            decision = self._decide(found, kinds, has_other, _SCALED_IN_EITHER_APPLY, otherwise=True)
+            decision = self._decide(known, _SCALED_IN_EITHER_APPLY, otherwise=True)
         else:
-            decision = Decision(True, self._places(), found, is_known=kinds == {True})
-            self._require_not_unscaled(kinds, has_other, decision.places)
+            decision = Decision(True, self._places(), known.found, known.is_complete)
+            self._require_not_unscaled(known, decision.places)
         is_unexplained = decision.scaled and not (decision.is_known or self._ever & {*_SCALES_A_LOSS})
         if is_unexplained and _never_called(loss_scale):
             self._say(
@@ -268,25 +279,24 @@ class Contract:
             )
         return decision
 
-    def _decide(
-        self,
-        found: list[Origin],
-        kinds: set[Any],
-        has_other: Callable[[], bool],
-        after: dict[str, bool],
-        otherwise: bool,
-    ) -> Decision:
+    def _known(self, gradients: list[Any], loss_scale: Any) -> _Known:
+        """Return what is known of the gradients of an update. Raise an error if another loss scale multiplies one."""
+        found = origins(gradients)
+        kinds = self._kinds(gradients, found, loss_scale)
         if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         kinds = {False if kind is _UNSCALED_BY_OTHER else kind for kind in kinds}
-        if kinds >= {True, False}:
+        return _Known(found, kinds, functools.partial(loss_scale._factors.has_gradient_of_another, gradients))
+
+    def _decide(self, known: _Known, after: dict[str, bool], otherwise: bool) -> Decision:
+        if known.kinds >= {True, False}:
             raise RuntimeError(
                 "Some of these gradients are results of get_unscaled_gradients(), or were computed from its results, "
                 "and others are still scaled. Pass only unscaled gradients to apply_gradients()."
             )
-        places, answers, from_elsewhere = self._places(), kinds - {None}, False
-        if None in kinds or not kinds:
-            by_calls, from_elsewhere, _ = self._by_calls(has_other, places, after)
+        places, answers, from_elsewhere = self._places(), known.kinds - {None}, False
+        if not known.is_complete:
+            by_calls, from_elsewhere, _ = self._by_calls(known, places, after)
             answers |= by_calls
         if len(answers) > 1:
             self._last.clear()  # A trace that failed after scaling must not make later updates fail as well.
@@ -295,18 +305,16 @@ class Contract:
                 "this optimizer's scale_loss(), or get_unscaled_gradients(), minimize() or another function was called "
                 f"between scale_loss() and this update. {_TWO_WAYS_OUT}"
             )
-        is_known = bool(kinds) and None not in kinds
-        return Decision(answers.pop() if answers else otherwise, places, found, is_known, from_elsewhere)
+        scaled = answers.pop() if answers else otherwise
+        return Decision(scaled, places, known.found, known.is_complete, from_elsewhere)
 
-    def _by_calls(
-        self, has_other: Callable[[], bool], places: list[_Place], after: dict[str, bool]
-    ) -> tuple[set[bool], bool, bool]:
+    def _by_calls(self, known: _Known, places: list[_Place], after: dict[str, bool]) -> tuple[set[bool], bool, bool]:
         """Return the answers that calls imply, and whether the calls were made outside of the innermost function.
 
         The last value says whether no update has followed one of the calls. Raise an error if another optimizer scaled
-        the loss: `has_other` says whether a gradient was created in a backward pass of a loss of another one.
+        the loss.
         """
-        if has_other() and not places[0].since_last_update():
+        if known.has_other() and not places[0].since_last_update():
             raise RuntimeError(_SCALED_BY_ANOTHER)
         here = next((place for place in places if any(method in after for method in place.calls)), None)
         since_update = _answers(here.since_last_update(), after) if here else set()
@@ -339,14 +347,12 @@ class Contract:
             if all(call.number < latest.number for call in waiting):
                 raise RuntimeError(_SCALED_BY_ANOTHER)
 
-    def _require_not_unscaled(self, kinds: set[Any], has_other: Callable[[], bool], places: list[_Place]) -> None:
+    def _require_not_unscaled(self, known: _Known, places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
-        if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
-            raise RuntimeError(_SCALED_BY_ANOTHER)
         answers, is_fresh = {True}, False
-        if None in kinds or not kinds:
-            answers, _, is_fresh = self._by_calls(has_other, places, _SCALED_IN_APPLY)
-        if kinds & {False, _UNSCALED_BY_OTHER} or (answers == {False} and is_fresh):
+        if not known.is_complete:
+            answers, _, is_fresh = self._by_calls(known, places, _SCALED_IN_APPLY)
+        if False in known.kinds or (answers == {False} and is_fresh):
             raise RuntimeError(
                 "apply() divides gradients by the loss scale, but get_unscaled_gradients(), or a function from "
                 f"scale_inside(), has already divided these gradients. {_TWO_WAYS_OUT}"
