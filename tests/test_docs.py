@@ -75,6 +75,7 @@ def test_every_command_is_in_the_reference():
         assert f"| `tf-lossscale {command}" in page, command
 
 
+@pytest.mark.slow
 def test_the_plots_show_what_the_text_says(tmp_path):
     zeros = plots.draw_gradients(tmp_path / "gradients.svg")
     assert zeros["without a scale"] > 0.9

@@ -17,6 +17,7 @@ def main_of(example):
     return runpy.run_path(str(EXAMPLES / f"{example}.py"))["main"]
 
 
+@pytest.mark.slow
 def test_a_custom_loop_lowers_a_scale_that_is_too_high_and_learns(capsys):
     assert main_of("custom_loop")(["--steps", "100"]) > 0.6
     printed = capsys.readouterr().out
@@ -141,6 +142,7 @@ def test_adafactor_in_float16_learns_the_digits_with_little_state(capsys):
     assert "Adam's would be      615,004 bytes" in printed
 
 
+@pytest.mark.slow
 def test_a_gan_with_one_scale_skips_both_networks_together(capsys):
     main_of("gan")(["--steps", "20"])
     skipped = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "steps skipped" in line]

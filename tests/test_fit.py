@@ -165,6 +165,7 @@ def test_callbacks_that_look_into_the_optimizer_work_and_tensorboard_counts_iter
     assert steps["evaluation_loss_vs_iterations"] == [8, 16, 24]
 
 
+@pytest.mark.slow
 def test_swap_ema_weights_works_with_the_wrapper():
     model = model_of(KERAS3)
     model.compile(LossScaleOptimizer(KERAS3.adam(), use_ema=True), "mse")

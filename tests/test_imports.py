@@ -89,6 +89,7 @@ def test_reports_on_precision_and_plots_do_without_tensorflow(module):
     assert "tensorflow" not in imported(PACKAGE / "diagnosis" / f"{module}.py")
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_none_of_the_heavy_libraries_and_costs_under_5_percent_of_tensorflow():
     code = """
 import sys, time

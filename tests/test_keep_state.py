@@ -383,6 +383,7 @@ def test_a_with_block_in_a_function_restores_the_state(inner):
     np.testing.assert_array_equal(state(model), before)
 
 
+@pytest.mark.slow
 def test_a_step_restores_only_the_models_of_its_own_thread():
     class Holding(tf.Module):
         def __init__(self):

@@ -173,6 +173,7 @@ def test_in_graph_mode_scale_and_counts_survive_and_go_on_in_a_graph_and_in_eage
         assert state(load(path)) == before
 
 
+@pytest.mark.slow
 def test_in_graph_mode_a_saved_model_has_no_iterations_and_keras_files_cannot_be_saved_as_without_the_wrapper(tmp_path):
     def model_without():
         model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(1)])

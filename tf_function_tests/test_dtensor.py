@@ -91,6 +91,7 @@ def test_a_weight_that_is_divided_over_the_mesh_is_skipped_as_a_whole():
         numerics.assert_close(np.concatenate(divided.values()[0]), copied.values()[0][0], 1e-6, START)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint_of_a_mesh(tmp_path):
     whole = OnMesh("Adam")
     for rows in (ROWS[0], ROWS[1] * np.nan, ROWS[2]):

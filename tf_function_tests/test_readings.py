@@ -36,6 +36,7 @@ def test_an_overflow_on_any_replica_is_counted_once_and_under_its_variable(famil
     assert len({tuple(copy.tolist()) for copy in cell.copies(cell.optimizer.scaler.step_counts)}) == 1
 
 
+@pytest.mark.slow
 def test_an_overflow_in_gradients_that_are_not_summed_is_named_wherever_it_is():
     strategy = strategies.get("mirrored_2")
     with strategy.scope():
@@ -66,6 +67,7 @@ def test_a_state_is_set_on_all_replicas():
     assert cell.scale()[:2] == (8.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_stall_is_warned_of_once_in_eager_mode_across_replicas(caplog):
     cell = Cell(FAMILIES[0], "mirrored_2", "eager", initial_scale=1.0)
     for _ in range(101):

@@ -123,6 +123,7 @@ def test_constructors_take_and_refuse_what_was_recorded(probe):
                 assert float(getattr(made, attribute)) == value, attribute
 
 
+@pytest.mark.slow
 def test_the_1001st_overflow_in_a_row_is_an_error():
     manager = amp.DynamicLossScaleManager()
     for _ in range(1000):

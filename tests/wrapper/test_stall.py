@@ -90,6 +90,7 @@ def test_a_function_that_was_traced_before_xla_compiles_it_as_a_part_of_another(
     assert (float(weight), int(optimizer.skipped_steps)) == (0.5, 1)
 
 
+@pytest.mark.slow
 def test_the_step_of_several_optimizers_that_share_a_scale_warns_once(warnings):
     shared, weight = SharedLossScale(4.0), tf.Variable(0.0)
     optimizers = [LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=shared) for _ in range(2)]

@@ -23,6 +23,7 @@ def in_threads(work, count=8):
         return list(pool.map(work, range(count)))
 
 
+@pytest.mark.slow
 def test_threads_create_wrappers_while_many_are_alive(frequent_switches):
     alive = [LossScaleOptimizer(tf.keras.optimizers.SGD()) for _ in range(100)]
     in_threads(lambda number: [LossScaleOptimizer(tf.keras.optimizers.SGD()) for _ in range(20)])
