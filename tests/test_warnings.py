@@ -73,9 +73,18 @@ CHANGES = {
     "nothing": lambda gradients, bound: gradients,
     "norm": lambda gradients, bound: tf.clip_by_global_norm(gradients, bound)[0],
     "values": lambda gradients, bound: [tf.clip_by_value(gradient, -bound, bound) for gradient in gradients],
+    "quotient": lambda gradients, bound: [gradient / bound for gradient in gradients],
 }
 
 
+@row(
+    "while the loss scale multiplied it",
+    {"bound": "number"},
+    {"unscales": "not"},
+    unscales="first",
+    bound="scaled",
+    clips="quotient",
+)
 @row("while the loss scale multiplied it", {"unscales": "first"}, {"bound": "scaled"})
 @row("while the loss scale multiplied it", {"clips": "nothing"}, unscales="apply")
 @row("while the loss scale multiplied it", {"clips": "nothing"}, unscales="apply_gradients", clips="values")

@@ -116,6 +116,9 @@ def of_convolutions(s, x):
         (lambda s, x: tf.clip_by_global_norm([s], 1.0)[0][0], math.nan),
         (lambda s, x: tf.tanh(s), math.nan),
         (lambda s, x: s + s / tf.reduce_mean(s), math.nan),
+        (lambda s, x: x / tf.reduce_mean(s), -1),
+        (lambda s, x: s * (1.0 / tf.reduce_mean(s)), 0),
+        (lambda s, x: s / tf.reduce_mean(s) / tf.reduce_mean(s), math.nan),
         *(
             (each, 1)
             for each in (called, of_two_identities, in_a_branch, in_a_switch, in_a_loop, in_a_loop_with_a_list)

@@ -167,6 +167,39 @@ def test_gradients_are_unscaled_once(family, compiled, kind):
     assert float(once[0]) == float(again[0]) == 1.0
 
 
+@pytest.mark.parametrize("method", ["get_scaled_loss", "scale_loss"])
+@pytest.mark.parametrize(
+    "divided",
+    named(
+        {
+            "quotient": lambda gradient, scale, total: gradient / scale,
+            "product": lambda gradient, scale, total: gradient * (1.0 / scale),
+            "sum in a variable": lambda gradient, scale, total: total.assign_add(gradient) / scale,
+        }
+    ),
+)
+def test_a_gradient_of_another_function_that_is_divided_by_hand_is_unscaled(method, divided, warnings):
+    weight, optimizer = setup(FAMILIES[0])
+    total = tf.Variable(0.0, trainable=False)
+    scaled = tf.function(lambda: gradient_of(weight, getattr(optimizer, method)))
+    updates = {
+        "apply_gradients": lambda gradient: optimizer.apply_gradients([(gradient, weight)]),
+        "apply": lambda gradient: optimizer.apply([gradient], [weight]),
+        "get_unscaled_gradients": lambda gradient: optimizer.get_unscaled_gradients([gradient]),
+    }
+
+    def take(update):
+        tf.function(lambda gradient: updates[update](divided(gradient, optimizer.loss_scale, total)))(scaled())
+
+    take("apply_gradients")
+    assert weight.numpy() == 1.5 and not warnings
+    with pytest.raises(RuntimeError, match="has already divided these gradients"):
+        take("apply")
+    with pytest.raises(RuntimeError, match="it was divided by the loss scale or by its own norm"):
+        take("get_unscaled_gradients")
+    assert weight.numpy() == 1.5
+
+
 @pytest.mark.parametrize(
     ("second", "compiled", "family"),
     combinations(["get_scaled_loss", "scale_loss", "minimize", "compute_gradients"], MODES, ALL_FAMILIES, usual=11),

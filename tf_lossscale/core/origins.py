@@ -263,10 +263,15 @@ def _with_mark(found: Origin, tensor: Any) -> Origin:
 
 
 def _product(found: Iterable[Origin]) -> Origin:
+    """Return the origin of a product. It is unclear if one factor was unscaled and another one is divided by the unit.
+
+    The quotient of a tensor about which nothing is known and a factor has the power -1, and may be unscaled.
+    """
     known = [each for each in found if each is not None]
     result: dict[Unit, float] = {}
     for unit, power in (item for each in known for item in each.items()):
-        result[unit] = result.get(unit, 0.0) + power
+        before, after = result.get(unit), result.get(unit, 0.0) + power
+        result[unit] = _UNCLEAR if after < 0 and 0.0 in (before, power) else after
     return result if known else None
 
 

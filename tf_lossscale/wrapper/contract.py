@@ -59,8 +59,9 @@ _SCALED_BY_ANOTHER = (
 )
 _CHANGED_WHILE_SCALED = (
     "A gradient was clipped, normalized, compared with a number or added to an unscaled one while the loss scale "
-    "multiplied it, so the result depends on the loss scale. Call get_unscaled_gradients() first, and pass its results "
-    "to what changes the gradients. If a library changes them, use the inner optimizer's clipnorm or global_clipnorm."
+    "multiplied it, or was divided by the loss scale twice, so the result depends on the loss scale. Call "
+    "get_unscaled_gradients() once, and pass its results to what changes the gradients. If a library changes them, use "
+    "the inner optimizer's clipnorm or global_clipnorm."
 )
 _SCALES_A_LOSS = ("scale_loss", "get_scaled_loss")
 _NUMBERS = itertools.count()
@@ -211,8 +212,9 @@ class Contract:
         if False in kinds:
             raise RuntimeError(
                 "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
-                "it, or it was computed from the result of an earlier call. Unscale each gradient only once. "
-                "minimize(), compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
+                "it, it was computed from the result of an earlier call, or it was divided by the loss scale or by its "
+                "own norm. Unscale each gradient only once, and before you normalize it. minimize(), "
+                "compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
             )
         if _SCALED_BY_OTHER in kinds or (None in kinds and loss_scale._factors.has_gradient_of_another(gradients)):
             raise RuntimeError(
@@ -423,7 +425,10 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     for unit, power in found.items():
         (own if unit.owner is loss_scale else others).append(power)
     if any(own):
-        total, once = sum(own), _SCALED_BY_SEVERAL if any(others) else True
+        total, is_own = sum(own), not any(others)
+        if total == -1 and is_own:
+            return False  # An argument or a variable was divided by the loss scale.
+        once = True if is_own else _SCALED_BY_SEVERAL
         return _SCALED_TWICE if total > 1 else once if total == 1 else _CHANGED
     if any(others):
         return _SCALED_BY_OTHER
