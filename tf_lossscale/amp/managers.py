@@ -173,9 +173,7 @@ class FixedLossScaleManager(LossScaleManager, FixedLossScale):
         super().prepare()
         _ = self.overflowed
 
-    def step(self, gradients: Any, apply: Callable[[list[Any]], object], *args: Any, **options: Any) -> Any:
-        """Apply gradients or skip the step; see `LossScale.step`."""
-
+    def _step(self, gradients: Any, apply: Callable[[list[Any]], object], *args: Any) -> Any:
         def noting(own: list[Any]) -> object:
             noted = self.overflowed.assign(tf.logical_not(finite.all_finite(own)))
             with tf.control_dependencies(operations(noted)):
@@ -183,7 +181,7 @@ class FixedLossScaleManager(LossScaleManager, FixedLossScale):
 
         if self._is_missing("overflowed"):
             replicas.once(self.prepare)
-        return super().step(gradients, apply if self.may_skip else noting, *args, **options)
+        return super()._step(gradients, apply if self.may_skip else noting, *args)
 
     def get_loss_scale(self) -> float:
         """Return the scale."""

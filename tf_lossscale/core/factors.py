@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -163,6 +164,19 @@ class Factors:
             for event in _last_events()
             if event.thread == threading.get_ident()
         )
+
+    def has_scaled(self, gradients: Iterable[Any]) -> bool:
+        """Return whether gradients were created in eager mode after a backward pass of a scaled loss.
+
+        If gradients were unscaled or the scale was read since the last step, they may be unscaled.
+        """
+        own = [event for event in _last_events() if event.thread == threading.get_ident() and event.of() is self]
+        since = list(itertools.takewhile(lambda event: event.kind != "step", own))
+        passes = [event.birth for event in since if event.kind in ("backward", "outputs")]
+        if functions() or self._unfinished or not passes or {event.kind for event in since} & {"read", "unscaled"}:
+            return False
+        births = [birth(each) for each in gradients if each is not None]
+        return all(born is not None and born > min(passes) for born in births)
 
     def has_gradient_of_another(self, gradients: Iterable[Any]) -> bool:
         """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
-from tf_lossscale.core import finite, origins, scaling, skipping
+from tf_lossscale.core import finite, misuse, origins, scaling, skipping
 from tf_lossscale.core.factors import Factors
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.variables import LazyVariable, Variables, add, as_number, value_or_zero
@@ -118,7 +118,9 @@ class LossScale(Variables):
 
         Raises:
             TypeError: a loss does not have a floating-point dtype.
+            RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
+        misuse.require_unscaled_loss(loss, self)
         return self._scaled(loss, lambda factor: factor)
 
     @overload
@@ -147,9 +149,11 @@ class LossScale(Variables):
 
         Raises:
             TypeError: a gradient does not have a floating-point dtype.
+            RuntimeError: a gradient is already unscaled. In eager mode, results of arithmetic on it are not recognized.
         """
         gradients, restructured = scaling.flattened(gradients)
         found = origins.origins(gradients)
+        misuse.require_scaled(misuse.kinds_of(gradients, found, self), gradients, self)
         unscaled = self._unscaled(gradients, found, lambda factor: scaling.unscale(gradients, factor))
         origins.mark_pair(gradients, unscaled, self)
         return restructured(unscaled)
@@ -186,7 +190,7 @@ class LossScale(Variables):
 
         def on_backward(gradient: Any) -> None:
             if self._factors.has_scaled_a_loss_since(same):
-                raise RuntimeError(origins.SCALED_TWICE)
+                raise RuntimeError(misuse.SCALED_TWICE)
             record(gradient, kind="outputs")
 
         same = scaling.scale_gradient(outputs, change(factor), on_backward)
@@ -243,7 +247,13 @@ class LossScale(Variables):
             TypeError: a gradient does not have a floating-point dtype, `check` does not return a tensor, or `move` does
                 not return operations in a TF1 graph.
         """
-        return skipping.step(self, list(gradients), apply, skip, aggregate)
+        gradients = list(gradients)
+        misuse.warn_of_scaled(gradients, self)
+        return self._step(gradients, apply, skip, aggregate)
+
+    def _step(self, gradients: list[Any], apply: Any, skip: Any, aggregate: bool) -> Any:
+        """Take a step with gradients that were found to be unscaled, or that a user wants to be applied as they are."""
+        return skipping.step(self, gradients, apply, skip, aggregate)
 
     # The methods to override. -----------------------------------------------------------------------------------
 

@@ -64,13 +64,6 @@ _OF_FIRST = re.compile("(Leaky)?ReluGrad")
 _PYTHON = re.compile("(Eager)?PyFunc(Stateless)?")
 
 
-SCALED_TWICE = (
-    "These gradients were multiplied by the loss scale twice. Scale a loss once: minimize(), compute_gradients(), "
-    "get_gradients() and Keras's fit take a loss that is not scaled, and a loss of outputs from scale_gradient() must "
-    "not be scaled."
-)
-
-
 def mark_factor(factor: Any, unit: Unit) -> None:
     """Mark a tensor of a graph as a factor that was read from a loss scale, which may have read it from another one."""
     setattr(factor, _UNIT, unit)

@@ -27,12 +27,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core.graphs import at_end_of_trace, do_not_convert, functions, notes
+from tf_lossscale.core import misuse
+from tf_lossscale.core.graphs import at_end_of_trace, functions, notes
 from tf_lossscale.core.loss_scale import FixedLossScale
-from tf_lossscale.core.origins import SCALED_TWICE, Origin, origins
+from tf_lossscale.core.origins import Origin, origins
 from tf_lossscale.wrapper.shared import SharedLossScale
 
 # Maps each method to whether scaled gradients follow it in `apply_gradients`, in `apply`, and in an `apply` that takes
@@ -57,11 +57,10 @@ _SCALED_BY_ANOTHER = (
     "scale_loss() was called last. Pass the gradients to the other optimizer's get_unscaled_gradients(), and its "
     "results to apply_gradients() of the optimizer that trains the variables."
 )
-_CHANGED_WHILE_SCALED = (
-    "A gradient was clipped, normalized, compared with a number or added to an unscaled one while the loss scale "
-    "multiplied it, or was divided by the loss scale twice, so the result depends on the loss scale. Call "
-    "get_unscaled_gradients() once, and pass its results to what changes the gradients. If a library changes them, use "
-    "the inner optimizer's clipnorm or global_clipnorm."
+_OF_OTHER = (
+    "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
+    "get_unscaled_gradients() of the optimizer that scaled the loss, and pass the result to apply_gradients() of the "
+    "optimizer that trains the variables."
 )
 _SCALES_A_LOSS = ("scale_loss", "get_scaled_loss")
 _NUMBERS = itertools.count()
@@ -202,39 +201,18 @@ class Contract:
         Return the origins of the gradients.
         """
         found = origins(gradients)
-        kinds = {True if kind is _SCALED_BY_SEVERAL else kind for kind in self._kinds(gradients, found, loss_scale)}
+        kinds = {True if kind is misuse.BY_SEVERAL else kind for kind in self._kinds(gradients, found, loss_scale)}
         inside = self._places()[0].since_last_update()[-1:]
         if inside and inside[0].method == "inside" and (not kinds or kinds - {True}):
             raise RuntimeError(
                 "get_unscaled_gradients() got gradients of a loss function from scale_inside(), which has already "
                 "unscaled them. Pass them to apply_gradients() as they are."
             )
-        if False in kinds:
-            raise RuntimeError(
-                "get_unscaled_gradients() got a gradient that is already unscaled, because an earlier call returned "
-                "it, it was computed from the result of an earlier call, or it was divided by the loss scale or by its "
-                "own norm. Unscale each gradient only once, and before you normalize it. minimize(), "
-                "compute_gradients() and get_gradients() call get_unscaled_gradients() themselves."
-            )
-        if _SCALED_BY_OTHER in kinds or (None in kinds and loss_scale._factors.has_gradient_of_another(gradients)):
-            raise RuntimeError(
-                "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
-                "get_unscaled_gradients() of the optimizer that scaled the loss, and pass the result to "
-                "apply_gradients() of the optimizer that trains the variables."
-            )
+        misuse.require_scaled(kinds, gradients, loss_scale, "get_unscaled_gradients", _OF_OTHER)
         return found
 
     def _kinds(self, gradients: list[Any], found: list[Origin], loss_scale: Any) -> set[Any]:
-        """Return what is known of gradients: whether they are scaled, which is None if it is unknown, and by which one.
-
-        Raise an error if one is scaled twice. Warn if one was changed while it was scaled, so that nothing is known.
-        """
-        kinds = {_kind(each, loss_scale) for each, gradient in zip(found, gradients) if gradient is not None}
-        if _SCALED_TWICE in kinds:
-            raise RuntimeError(SCALED_TWICE)
-        if _CHANGED in kinds:
-            self._say(logging.warning, _CHANGED_WHILE_SCALED)
-        return {None if kind is _CHANGED else kind for kind in kinds}
+        return misuse.kinds_of(gradients, found, loss_scale, functools.partial(self._say, logging.warning))
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
@@ -285,9 +263,9 @@ class Contract:
         """Return what is known of the gradients of an update. Raise an error if another loss scale multiplies one."""
         found = origins(gradients)
         kinds = self._kinds(gradients, found, loss_scale)
-        if kinds & {_SCALED_BY_OTHER, _SCALED_BY_SEVERAL}:
+        if kinds & {misuse.BY_OTHER, misuse.BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
-        kinds = {False if kind is _UNSCALED_BY_OTHER else kind for kind in kinds}
+        kinds = {False if kind is misuse.NOT_BY_OTHER else kind for kind in kinds}
         return _Known(found, kinds, functools.partial(loss_scale._factors.has_gradient_of_another, gradients))
 
     def _decide(self, known: _Known, after: dict[str, bool], otherwise: bool) -> Decision:
@@ -409,38 +387,3 @@ def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:
     if methods & {"get_unscaled_gradients", "inside"}:
         methods.discard("get_scaled_loss")
     return {after[method] for method in methods}
-
-
-# The origins. -----------------------------------------------------------------------------------------------------
-
-_SCALED_BY_OTHER, _UNSCALED_BY_OTHER, _SCALED_BY_SEVERAL = "by another", "not by another", "by several"
-_SCALED_TWICE, _CHANGED = "twice", "changed"
-
-
-def _kind(found: Origin, loss_scale: Any) -> Any:
-    if found is None:
-        return None
-    own: list[float] = []
-    others: list[float] = []
-    for unit, power in found.items():
-        (own if unit.owner is loss_scale else others).append(power)
-    if any(own):
-        total, is_own = sum(own), not any(others)
-        if total == -1 and is_own:
-            return False  # An argument or a variable was divided by the loss scale.
-        once = True if is_own else _SCALED_BY_SEVERAL
-        return _SCALED_TWICE if total > 1 else once if total == 1 else _CHANGED
-    if any(others):
-        return _SCALED_BY_OTHER
-    return False if own else _UNSCALED_BY_OTHER
-
-
-@do_not_convert
-def require_unscaled_loss(loss: Any, loss_scale: Any) -> None:
-    """Raise an error if a loss, or a term of it in a graph, was already multiplied by this scale."""
-    for found in origins(tf.nest.flatten(loss)):
-        if any(unit.owner is loss_scale and power > 0 for unit, power in (found or {}).items()):
-            raise RuntimeError(
-                "This loss is scaled already: get_scaled_loss() or scale_loss() returned it or a part of it. Scale it "
-                "once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not scaled."
-            )

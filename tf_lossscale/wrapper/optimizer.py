@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 import tensorflow as tf
 from absl import logging
 
-from tf_lossscale.core import origins, replicas, scaling
+from tf_lossscale.core import misuse, origins, replicas, scaling
 from tf_lossscale.core.graphs import do_not_convert, operations, runs_in_order
 from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.libraries.models import name_of, tensors_of
@@ -298,7 +298,7 @@ class LossScaleOptimizer(Saving):
 
         A scaled function may be called in many steps, so each of its calls is recorded as a call to `method`.
         """
-        contract.require_unscaled_loss(loss, self._scale)
+        misuse.require_unscaled_loss(loss, self._scale)
         if callable(loss) and not tf.is_tensor(loss):
             self._contract.called(method)
             return lambda: self._scaled(method, loss())
@@ -435,7 +435,7 @@ class LossScaleOptimizer(Saving):
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = loss_fn(*args, **kwargs)
-            contract.require_unscaled_loss(result, self._scale)
+            misuse.require_unscaled_loss(result, self._scale)
             return result
 
         return cast("SameFunction", scaling.scaled_inside(checked, by_scaling))
@@ -772,8 +772,8 @@ class LossScaleOptimizer(Saving):
                 "Step with all optimizers at once: shared.apply_gradients([(optimizer, grads_and_vars), ...]). "
                 "compute_gradients(loss, variables) returns such pairs."
             )
-        # A user's rule may have an attribute that is called `step`, so the method is looked up in the class.
-        outcome = type(scaler).step(scaler, update.gradients, update.apply, update.skip, update.aggregate)
+        # A user's rule may have an attribute that is called `_step`, so the method is looked up in the class.
+        outcome = type(scaler)._step(scaler, update.gradients, update.apply, update.skip, update.aggregate)
         self._record(update)
         if tf.executing_eagerly():
             return self._family._result()

@@ -84,7 +84,7 @@ class SharedLossScale(DynamicLossScale):
         def of_each(values: list[Any]) -> Iterable[tuple[Any, list[Any]]]:
             return zip(updates, [values[start:end] for start, end in zip([0, *ends], ends)])
 
-        applied = self.step(
+        applied = self._step(
             [gradient for of_one in gradients for gradient in of_one],
             lambda values: [update.apply(own) for update, own in of_each(values)],
             lambda: [update.skip() for update in updates],

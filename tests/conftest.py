@@ -1,4 +1,4 @@
-"""Fixtures of the wrapper's tests."""
+"""Fixtures of all tests."""
 
 import pytest
 from absl import logging
