@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.cases import combinations
 from tests.diagnosis.made import row_of
+from tf_lossscale import FixedLossScale
 from tf_lossscale.diagnosis import exponent_counts, precision_report
 from tf_lossscale.diagnosis.precision import COLUMNS
 
@@ -99,3 +100,10 @@ def test_the_gradients_of_layers_in_float32_do_not_decide_the_best_scale():
 def test_what_cannot_be_reported_on_is_refused(gradients, names, scale, error, text):
     with pytest.raises(error, match=text):
         precision_report(gradients, names, scale)
+
+
+def test_gradients_that_were_unscaled_are_reported_on_only_at_the_scale_1():
+    gradients = FixedLossScale(8.0).unscale([tf.constant([2.0**-20]), None])
+    with pytest.raises(ValueError, match=r"returned one of these. Pass the gradients of the scaled loss, or `scale=1`"):
+        precision_report(gradients, ["kernel", "none"], 8.0)
+    assert precision_report(gradients, ["kernel", "none"]).rows[0].subnormal == 1.0

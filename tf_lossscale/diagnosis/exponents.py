@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_lossscale import errors
+from tf_lossscale.core import origins
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.scaling import floating
 from tf_lossscale.diagnosis.precision import COLUMNS, INFINITE, NAN, ZEROS, ExponentCounts, PrecisionReport, column
@@ -63,18 +64,26 @@ def precision_report(
 
     Raises:
         TypeError: a gradient does not have a floating-point dtype, or `scale` is not a number.
-        ValueError: `scale` is not a finite number above 0, or the number of names does not match.
+        ValueError: `scale` is not a finite number above 0, the number of names does not match, or a gradient is
+            already unscaled.
 
     Source: Micikevicius et al., Mixed Precision Training, figure 3, https://arxiv.org/abs/1710.03740
     """
     are_counts = tf.is_tensor(gradients_or_counts) or isinstance(gradients_or_counts, np.ndarray)
-    counts = np.asarray(gradients_or_counts if are_counts else exponent_counts(gradients_or_counts))
+    gradients = [] if are_counts else list(gradients_or_counts)
+    counts = np.asarray(gradients_or_counts if are_counts else exponent_counts(gradients))
     rows = tuple(names)
     if counts.shape != (len(rows), COLUMNS):
         raise ValueError(
             f"`names` must have a name for each gradient, but got {len(rows)} names for {len(counts)} gradients."
         )
     checked = errors.positive_number("scale", scale, "Pass the loss scale, for example optimizer.loss_scale.")
+    if checked != 1 and any(origins.marked_by(each)[1] is False for each in gradients):
+        raise ValueError(
+            f"The gradients of a report at the scale {checked:g} must be multiplied by it, but "
+            "get_unscaled_gradients() or unscale() returned one of these. Pass the gradients of the scaled loss, or "
+            "`scale=1`."
+        )
     return PrecisionReport(ExponentCounts(rows, counts, checked, step))
 
 
