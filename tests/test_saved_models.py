@@ -67,6 +67,15 @@ def test_scale_and_counter_survive_and_training_goes_on_bit_by_bit(family, kind,
     assert_goes_on_the_same(model, loaded)
 
 
+def test_an_h5_file_keeps_a_variable_that_the_optimizer_made_without_a_name(tmp_path):
+    keras = tf.keras
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(keras.optimizers.Nadam(0.1)), keras.losses.MeanSquaredError())
+    train(model, 3)
+    model.save(tmp_path / "model.h5")
+    assert_goes_on_the_same(model, keras.models.load_model(tmp_path / "model.h5"))
+
+
 @pytest.mark.parametrize("trains_the_same", [True, False])
 def test_slots_of_an_h5_file_never_go_to_other_layers(trains_the_same, tmp_path, caplog):
     keras = tf.keras

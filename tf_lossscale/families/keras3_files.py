@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -147,9 +148,12 @@ def _part_of_keras_wrapper(wrapper: Any, name: str) -> Any:
 
 
 def name_of(value: Any) -> str | None:
-    """Return the last part of the name of a variable or of a value in an .h5 file, or None if it has no name."""
+    """Return the last part of the name of a variable or of a value in an .h5 file, or None if it has no name.
+
+    The number by which Keras tells variables apart that were made without a name is left out.
+    """
     name = getattr(value, "name", None)
-    return name and name.rpartition("/")[2]
+    return name and re.sub(r"\Avariable_\d+\Z", "variable", name.rpartition("/")[2])
 
 
 def same_shapes(values: list[Any], variables: list[Any]) -> bool:
