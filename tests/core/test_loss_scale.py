@@ -117,6 +117,27 @@ def test_a_shared_scale_has_the_defaults_of_a_dynamic_one():
     assert float(shared()) == 2.0**15
 
 
+@pytest.mark.parametrize(
+    ("gradients", "apply", "words"),
+    [
+        (
+            tf.constant([1.0, 2.0]),
+            lambda gradients: None,
+            "`gradients` must be a list with a gradient for each variable",
+        ),
+        ({"weight": tf.constant(1.0)}, lambda gradients: None, "`gradients` must be a list"),
+        ([tf.constant(1.0)], tf.keras.optimizers.SGD(), "`apply` must be a function that applies a list of gradients"),
+    ],
+    ids=["a tensor", "a dict", "an optimizer"],
+)
+def test_a_step_refuses_what_is_no_list_of_gradients_or_no_function(gradients, apply, words):
+    scale = DynamicLossScale(8.0)
+    before = scale.state()
+    with pytest.raises(TypeError, match=words):
+        scale.step(gradients, apply)
+    assert scale.state() == before
+
+
 def step_of(scale, weight, **kwargs):
     return lambda gradient: scale.step([gradient], lambda gradients: weight.assign_sub(gradients[0]), **kwargs)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_lossscale import FixedLossScale, LossScaleOptimizer
 from tf_lossscale.core import scaling
 from tf_lossscale.core.graphs import optimization_barrier
 
@@ -14,6 +15,19 @@ def test_structures_and_python_numbers():
     nested = scaling.scale_loss({"a": 1.0, "b": (tf.constant([2.0]), [tf.constant(3.0)])}, tf.constant(8.0))
     assert float(nested["a"]) == 8.0
     assert float(nested["b"][1][0]) == 24.0
+
+
+def test_the_gradient_of_a_single_variable_is_unscaled_as_the_tensor_that_it_is():
+    variable = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    scale = FixedLossScale(8.0)
+    for unscaled in (
+        scale.unscale,
+        LossScaleOptimizer(tf.keras.optimizers.SGD(), loss_scale=scale).get_unscaled_gradients,
+    ):
+        with tf.GradientTape() as tape:
+            loss = scale.scale(tf.reduce_sum(variable**2))
+        gradient = unscaled(tape.gradient(loss, variable))
+        assert gradient.numpy().tolist() == [[2.0, 4.0], [6.0, 8.0]]
 
 
 @pytest.mark.parametrize(("dtype", "wide"), [*zip(DTYPES, ["float32", "float32", "float32", "float64"])])

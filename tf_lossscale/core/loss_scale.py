@@ -244,9 +244,17 @@ class LossScale(Variables):
 
         Raises:
             ValueError: the method is called in a cross-replica context, or `check` does not return a scalar.
-            TypeError: a gradient does not have a floating-point dtype, `check` does not return a tensor, or `move` does
-                not return operations in a TF1 graph.
+            TypeError: `gradients` is a single tensor or a dict, a gradient does not have a floating-point dtype,
+                `apply` is no function, `check` does not return a tensor, or `move` does not return operations in a TF1
+                graph.
         """
+        if tf.is_tensor(gradients) or isinstance(gradients, Mapping):
+            raise TypeError(f"`gradients` must be a list with a gradient for each variable, but got: {gradients!r}.")
+        if not callable(apply):
+            raise TypeError(
+                "`apply` must be a function that applies a list of gradients, for example "
+                f"lambda gradients: optimizer.apply_gradients(zip(gradients, variables)), but got: {apply!r}."
+            )
         gradients = list(gradients)
         misuse.warn_of_scaled(gradients, self)
         return self._step(gradients, apply, skip, aggregate)

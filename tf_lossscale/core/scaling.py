@@ -82,9 +82,9 @@ def with_gradient(
 def flattened(gradients: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Return the gradients in a structure as a list, and a function that gives a list the structure again.
 
-    `tape.gradient` returns the structure of its sources: for example a dict, or a list for each network.
+    `tape.gradient` returns the structure of its sources: for example a dict, a list for each network, or one tensor.
     """
-    if not isinstance(gradients, (Mapping, tf.IndexedSlices)):
+    if not (tf.is_tensor(gradients) or isinstance(gradients, Mapping)):
         gradients = list(gradients)
         if not any(isinstance(gradient, (list, tuple, Mapping)) for gradient in gradients):
             return gradients, list
