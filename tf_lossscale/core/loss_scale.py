@@ -141,8 +141,8 @@ class LossScale(Variables):
         [3.0]
 
         Args:
-            gradients: an iterable of floating-point tensors, IndexedSlices or None, or a nested structure of them, such
-                as a dict. IndexedSlices stay sparse, and None stays None.
+            gradients: an iterable of floating-point tensors, IndexedSlices or None, or another structure of them, such
+                as a dict or a single tensor. IndexedSlices stay sparse, and None stays None.
 
         Returns:
             A list of the unscaled gradients, with the same dtypes, or the same structure as `gradients`.

@@ -327,8 +327,8 @@ class LossScaleOptimizer(Saving):
         [2.0]
 
         Args:
-            grads: an iterable of floating-point tensors, IndexedSlices or None, or a nested structure of them, such as
-                a dict. IndexedSlices stay sparse, and None stays None.
+            grads: an iterable of floating-point tensors, IndexedSlices or None, or another structure of them, such as
+                a dict or a single tensor. IndexedSlices stay sparse, and None stays None.
 
         Returns:
             A list of the unscaled gradients, or the same structure as `grads`.
