@@ -247,6 +247,7 @@ class LossScale(Variables):
             TypeError: `gradients` is a single tensor or a dict, a gradient does not have a floating-point dtype,
                 `apply` is no function, `check` does not return a tensor, or `move` does not return operations in a TF1
                 graph.
+            RuntimeError: the loss scale has multiplied a gradient twice.
         """
         if tf.is_tensor(gradients) or isinstance(gradients, Mapping):
             raise TypeError(f"`gradients` must be a list with a gradient for each variable, but got: {gradients!r}.")
