@@ -53,7 +53,7 @@ class Factors:
         #: The methods of an optimizer in whose place nothing was called yet.
         self.never_called: set[str] = {"get_scaled_loss", "get_unscaled_gradients"}
         #: Whether a step was traced.
-        self.is_traced = False
+        self.is_traced: bool = False
 
     def __reduce__(self) -> tuple[type[Factors], tuple[()]]:
         # The copies and pickles of a loss scale have scaled no losses.
