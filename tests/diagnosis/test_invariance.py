@@ -1,12 +1,14 @@
 """The invariance report names the mistakes in a training loop, and nothing in loops that are right."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
 from tests import loops, strategies
-from tests.cases import combinations, slow_one_in
+from tests.cases import combinations, named, slow_one_in
 from tests.families import ALL_FAMILIES, ALL_IDS, FAMILIES
 from tf_lossscale.diagnosis import invariance, invariance_report
 
@@ -743,3 +745,40 @@ def test_a_report_is_drawn():
     report = invariance_report(loop.step, loop.optimizers, loop.state)
     assert len(report.plot().axes[0].lines) == len(report.rows) == 4
     assert str(report).splitlines()[-1].startswith("not divided: call get_unscaled_gradients()")
+
+
+@pytest.mark.parametrize(
+    ("policy", "clips", "factor", "is_wrong"),
+    combinations(
+        ["float32", "mixed_float16"],
+        named({"unclipped": None, "clips": "by hand", "global_clipnorm": "inner"}),
+        [1e-2, 1e-4],
+        named({"right": False, "wrong": True}),
+        usual=[
+            "float32-clips-0.0001-wrong",
+            "mixed_float16-clips-0.01-right",
+            "mixed_float16-global_clipnorm-0.01-wrong",
+        ],
+        others=slow_one_in(3),
+    ),
+)
+def test_a_small_penalty_that_is_not_scaled_is_found_although_clipping_hides_it(policy, clips, factor, is_wrong):
+    keras.utils.set_random_seed(0)
+    layer = functools.partial(keras.layers.Dense, dtype=policy, kernel_regularizer=keras.regularizers.L2(factor))
+    model = keras.Sequential([keras.Input((4,)), layer(16, "relu"), keras.layers.Dense(1, dtype="float32")])
+    optimizer = wrapped(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5 if clips == "inner" else None))
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss, penalty = tf.reduce_mean((model(x) - x.sum(1, keepdims=True)) ** 2), tf.add_n(model.losses)
+            scaled = (
+                optimizer.get_scaled_loss(loss) + penalty if is_wrong else optimizer.get_scaled_loss(loss + penalty)
+            )
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled, model.trainable_variables))
+        gradients = tf.clip_by_global_norm(gradients, 0.5)[0] if clips == "by hand" else gradients
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    report = invariance_report(step, optimizer, model)
+    assert {row.finding for row in report.rows} == ({invariance.PART_NOT_SCALED} if is_wrong else set()), report

@@ -23,8 +23,8 @@ def cell_model(cell: TrainOneStepCell, step_loss: Any) -> Any:
     """Return a compiled Keras model whose training step is a training cell.
 
     The model's attribute `network` is the Keras model or layer that the cell trains. Saving the new model saves this
-    Keras model with the cell's optimizer. The logs contain the loss that the cell returns. Under a strategy, this is
-    the sum of the replicas' losses, because the step adds the gradients of the replicas.
+    Keras model, and `load_model` returns it without an optimizer. The logs contain the loss that the cell returns.
+    Under a strategy, this is the sum of the replicas' losses, because the step adds the gradients of the replicas.
     """
     backbone = backbone_of(cell)
     keras: Any = tf.keras if backbone is None else layers.layers_of(backbone).library

@@ -23,7 +23,7 @@ from tf_lossscale.writing import aligned
 
 # The loss scales are a power of 8 apart: float16 rounds alike at each of them, except for subnormal numbers.
 _FACTOR = 8.0
-# At the two lowest scales, a part of the loss that was not scaled outweighs all the rest.
+# At the two lowest scales, a large part of the loss that was not scaled outweighs all the rest.
 _LOWEST = 2.0**-9
 # The step is not tried at lower scales than this one.
 _HOPELESS = 2.0**-24
@@ -339,7 +339,7 @@ def _dependences(trials: _Trials, scales: list[float], base: list[np.ndarray]) -
         lower = [scale / _FACTOR, scale / _FACTOR**2, lowest * _FACTOR, lowest]
         runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
         judged.append(_rows(trials, scale, base, again, moved, runs))
-    rows = _combined(trials, scales, base, judged)
+    rows = _combined(trials, scales, base, judged) or _hidden_parts(trials, scales, base)
     # After a mistake in one gradient, everything that is computed from it depends on the scale.
     for vague in (LOST, ANOTHER_WAY):
         others = [row for row in rows if row.finding != vague]
@@ -377,6 +377,29 @@ def _rows(
             near, lowest = (math.nan if each is None else _norm(each) for each in (own[0], own[3]))
             rows[i] = ScaleDependence(name, finding, scale, (_norm(base[i]), near, lowest))
     return rows
+
+
+def _hidden_parts(trials: _Trials, scales: list[float], base: list[np.ndarray]) -> list[ScaleDependence]:
+    """Return the rows of variables whose change has a part in proportion to 1 / scale, as long as it is small.
+
+    Clipping and an optimizer that normalizes hide a part of the loss that is not scaled when it outweighs the rest.
+    Small numbers that float16 loses are others at each scale, so their part points into another direction each time.
+    """
+    found: dict[int, ScaleDependence] = {}
+    for i, scale in enumerate(scales):
+        runs, lower = [base], scale
+        while lower > _lowest_below(scale) and not (trials.is_random or found):
+            lower /= _FACTOR
+            runs.append(trials.take([*scales[:i], lower, *scales[i + 1 :]]))
+            if trials.skipped[i]:
+                break
+            for k, name in enumerate(trials.names() if len(runs) > 2 else ()):
+                before, after = (run[k] - base[k] for run in runs[-2:])
+                is_small = _norm(before) < 0.1 * _norm(base[k]) and _norm(before) > 1e-5 * _norm(base[k])
+                if is_small and _cosine(before, after) > 0.98 and _falls_by((after, before), _FACTOR, tolerance=0.2):
+                    changes = (_norm(base[k]), _norm(runs[1][k]), _norm(runs[-1][k]))
+                    found[k] = ScaleDependence(name, PART_NOT_SCALED, scale, changes)
+    return list(found.values())
 
 
 def _combined(
