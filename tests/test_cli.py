@@ -97,6 +97,15 @@ def test_a_stream_that_the_process_lacks_changes_neither_the_work_nor_the_exit_c
     getattr(sys, name).close()
 
 
+def test_a_program_that_run_starts_chooses_its_own_log_level(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tf-lossscale", "run", "a.py"])
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    levels = []
+    monkeypatch.setattr(os, "execve", lambda *call: levels.append(call[2].get("TF_CPP_MIN_LOG_LEVEL")))
+    cli.main()
+    assert levels == [None]
+
+
 def test_help_loads_no_tensorflow():
     code = """
 import sys

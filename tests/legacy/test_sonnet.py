@@ -41,7 +41,7 @@ def test_hyperparameters_are_read_and_set_and_steps_counted_through_the_wrapper(
     assert isinstance(optimizer, sonnet.Optimizer)
     for gradient in (1.0, np.nan):
         optimizer.apply_gradients([(tf.constant(gradient), weight)])
-        assert int(optimizer.iterations) == 1
+        assert int(optimizer.iterations) == int(optimizer.step) == 1
     with pytest.raises(NotImplementedError, match=r"tf\.train\.Checkpoint"):
         optimizer.get_config()
     with pytest.raises(TypeError, match="unexpected keyword"):

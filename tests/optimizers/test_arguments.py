@@ -125,6 +125,8 @@ def test_a_bad_option_of_a_group_is_refused_where_pytorch_looks_at_none(make):
     assert PROBES["bad group option is not validated"]["ok"] == -5
     with pytest.raises(ValueError, match=r"`lr`.*>= 0, but got: -5"):
         make([{"params": [ones()], "lr": -5}])
+    with pytest.raises(ValueError, match="`d`"):
+        make([{"params": [ones()], "d": 2.0}], d=0.5)
     optimizer = make([ones()])
     with pytest.raises(ValueError, match="`d`"):
         optimizer.param_groups[0]["d"] = 0.5

@@ -76,6 +76,18 @@ def test_a_derived_class_may_have_a_metaclass(family, metaclass):
     assert weight.numpy() == 0.5
 
 
+def test_a_keyword_of_a_derived_class_reaches_its_other_base_class():
+    class Keyed:
+        def __init_subclass__(cls, key, **kwargs):
+            super().__init_subclass__(**kwargs)
+            cls.key = key
+
+    class Mine(LossScaleOptimizer, Keyed, key="a"):
+        pass
+
+    assert Mine.key == "a"
+
+
 @pytest.fixture
 def descent(monkeypatch):
     """A registered family of optimizers that have only a `rate`, with the variables that it was built for."""

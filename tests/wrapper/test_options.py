@@ -142,6 +142,7 @@ def test_variables_are_finalized_without_being_named(family, compiled):
 def test_a_loss_scale_factor_multiplies_the_loss_and_cancels_in_the_step(method):
     optimizer = LossScaleOptimizer(KERAS3.sgd(), initial_scale=8.0, loss_scale_factor=4.0)
     assert float(getattr(optimizer, method)(tf.constant(1.0))) == 32.0
+    assert type(optimizer).from_config(optimizer.get_config()).loss_scale_factor == 4.0
     weight = tf.Variable([1.0])
     if method == "scale_loss":
         optimizer.apply([tf.constant([32.0])], [weight])

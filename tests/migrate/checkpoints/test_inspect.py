@@ -181,6 +181,13 @@ def without(suffix):
     return make
 
 
+def halved(folder):
+    # The data file starts with the list of objects, which is complete in this half.
+    path = tf.train.Checkpoint(v=tf.Variable(tf.zeros([1000]))).write(str(folder / "ckpt"))
+    os.truncate(f"{path}.data-00000-of-00001", 2000)
+    return path
+
+
 def damaged_state(folder):
     (folder / "checkpoint").write_bytes(b'model_checkpoint_path: "ck\xff')
     return folder
@@ -211,6 +218,7 @@ WRONG = {
     "ckpt.index: this file of the checkpoint is missing": without(".index"),
     "[best]: TensorFlow cannot read this checkpoint, because it": lambda folder: written(folder, "ckpt[best]"),
     ": the file `checkpoint` cannot be read, because the file is truncated or damaged": damaged_state,
+    ": the variables need 4000 bytes, but the data files contain only 2000": halved,
 }
 
 

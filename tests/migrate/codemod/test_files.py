@@ -200,6 +200,12 @@ def test_odd_files_and_a_bug_in_the_codemod_are_reported_and_do_not_stop_the_oth
     assert {name: (tmp_path / name).read_bytes() for name in odd} == {name: odd[name][0] for name in odd}
 
 
+def test_a_result_that_does_not_parse_is_an_error(monkeypatch):
+    monkeypatch.setattr(migrate_file.Edits, "finish", lambda self: ("(", []))
+    with pytest.raises(ValueError, match="the file was not changed, because the result would not parse"):
+        migrate_file.migrate(OLD)
+
+
 PROVIDER = b"from tensorflow.keras.mixed_precision import experimental as mp\nopt = mp.LossScaleOptimizer(opt, 8)\n"
 KEPT = b"from tf_lossscale.legacy import experimental as mp\nopt = mp.LossScaleOptimizer(opt, 8)\n"
 
