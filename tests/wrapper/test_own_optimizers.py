@@ -147,23 +147,27 @@ def test_an_overflow_on_the_second_replica_alone_skips_the_step_and_each_step_co
     assert found == expected(name)
 
 
-@each_optimizer
-def test_outside_of_the_strategys_scope_a_variable_of_the_optimizer_is_an_error_before_the_step(name):
-    strategy, inner = strategies.get("mirrored_2"), OPTIMIZERS[name]()
-    optimizer = LossScaleOptimizer(inner, initial_scale=64)
+def stepped_outside_of_the_scope(inner):
+    """A weight of 1 under a strategy, and a step with an optimizer that was created outside of its scope."""
+    strategy, optimizer = strategies.get("mirrored_2"), LossScaleOptimizer(inner, initial_scale=64)
     with strategy.scope():
         weight = tf.Variable(1.0)
+    return weight, lambda: strategy.run(lambda: optimizer.minimize(lambda: 0.5 * weight, [weight]))
 
-    def step():
-        strategy.run(lambda: optimizer.minimize(lambda: 0.5 * weight, [weight]))
 
-    if name != "Module":
-        step()
-        assert float(weight.values[0]) == 0.5
-        return
-    with pytest.raises(ValueError, match=rf"{name} was created outside of strategy.scope\(\)"):
+def test_outside_of_the_strategys_scope_a_variable_of_the_optimizer_is_an_error_before_the_step():
+    inner = OPTIMIZERS["Module"]()
+    weight, step = stepped_outside_of_the_scope(inner)
+    with pytest.raises(ValueError, match=r"of the inner Module, .*, was created outside of strategy.scope\(\)"):
         step()
     assert (float(weight.values[0]), int(inner.iterations)) == (1.0, 0)
+
+
+@pytest.mark.parametrize("name", sorted({*OPTIMIZERS} - {"Module"}))
+def test_outside_of_the_strategys_scope_an_optimizer_that_creates_its_variables_later_steps(name):
+    weight, step = stepped_outside_of_the_scope(OPTIMIZERS[name]())
+    step()
+    assert float(weight.values[0]) == 0.5
 
 
 @each_optimizer
