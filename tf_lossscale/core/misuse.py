@@ -1,4 +1,4 @@
-"""Says whether losses and gradients are scaled, as far as it is known, and reports those that must not be.
+"""Finds losses and gradients that are scaled or unscaled twice or in the wrong place, and reports them.
 
 A loss is scaled once and its gradients are unscaled once, before anything that is not linear changes them.
 """

@@ -339,7 +339,9 @@ def _dependences(trials: _Trials, scales: list[float], base: list[np.ndarray]) -
         lower = [scale / _FACTOR, scale / _FACTOR**2, lowest * _FACTOR, lowest]
         runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
         judged.append(_rows(trials, scale, base, again, moved, runs))
-    rows = _combined(trials, scales, base, judged) or _hidden_parts(trials, scales, base)
+    rows = _combined(trials, scales, base, judged)
+    if not rows and not trials.is_random:
+        rows = _hidden_parts(trials, scales, base)
     # After a mistake in one gradient, everything that is computed from it depends on the scale.
     for vague in (LOST, ANOTHER_WAY):
         others = [row for row in rows if row.finding != vague]
@@ -380,26 +382,35 @@ def _rows(
 
 
 def _hidden_parts(trials: _Trials, scales: list[float], base: list[np.ndarray]) -> list[ScaleDependence]:
-    """Return the rows of variables whose change has a part in proportion to 1 / scale, as long as it is small.
+    """Return rows for an unscaled part of the loss that clipping, or a normalizing optimizer, hides at low scales.
 
-    Clipping and an optimizer that normalizes hide a part of the loss that is not scaled when it outweighs the rest.
-    Small numbers that float16 loses are others at each scale, so their part points into another direction each time.
+    Such a part shows at higher scales, where it changes the step only a little.
     """
-    found: dict[int, ScaleDependence] = {}
     for i, scale in enumerate(scales):
-        runs, lower = [base], scale
-        while lower > _lowest_below(scale) and not (trials.is_random or found):
+        lower, runs = scale, []
+        while lower > _lowest_below(scale):
             lower /= _FACTOR
             runs.append(trials.take([*scales[:i], lower, *scales[i + 1 :]]))
             if trials.skipped[i]:
                 break
-            for k, name in enumerate(trials.names() if len(runs) > 2 else ()):
-                before, after = (run[k] - base[k] for run in runs[-2:])
-                is_small = _norm(before) < 0.1 * _norm(base[k]) and _norm(before) > 1e-5 * _norm(base[k])
-                if is_small and _cosine(before, after) > 0.98 and _falls_by((after, before), _FACTOR, tolerance=0.2):
-                    changes = (_norm(base[k]), _norm(runs[1][k]), _norm(runs[-1][k]))
-                    found[k] = ScaleDependence(name, PART_NOT_SCALED, scale, changes)
-    return list(found.values())
+            rows = [
+                ScaleDependence(name, PART_NOT_SCALED, scale, (_norm(base[k]), _norm(runs[0][k]), _norm(runs[-1][k])))
+                for k, name in enumerate(trials.names() if len(runs) > 1 else ())
+                if _has_growing_part(base[k], runs[-2][k], runs[-1][k])
+            ]
+            if rows:
+                return rows
+    return []
+
+
+def _has_growing_part(base: np.ndarray, higher: np.ndarray, lower: np.ndarray) -> bool:
+    """Return whether a small part of a change grows as 1 / scale from a higher to a lower scale.
+
+    The part keeps its direction, unlike the rounding errors of float16, which are different at each scale.
+    """
+    before, after = higher - base, lower - base
+    is_small = 1e-5 * _norm(base) < _norm(before) < 0.1 * _norm(base)
+    return is_small and _cosine(before, after) > 0.98 and _falls_by((after, before), _FACTOR, tolerance=0.2)
 
 
 def _combined(

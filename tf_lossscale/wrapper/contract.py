@@ -117,7 +117,7 @@ class Decision(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known of the gradients of an update without the calls to the optimizer."""
+    """What the origins of the gradients of an update show."""
 
     found: list[Origin]
     #: Whether they are scaled by the optimizer's loss scale. The set contains None if this is unknown of one.
@@ -127,7 +127,7 @@ class _Known(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is known of each gradient, of which there is at least one."""
+        """Whether there are gradients, and the origins show for each of them whether it is scaled."""
         return bool(self.kinds) and None not in self.kinds
 
 
