@@ -197,6 +197,7 @@ def _():
     model.compile(optimizer=optimizer)
     tokens = RANDOM.integers(50, size=(32, 8))
     data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "labels": tokens.sum(axis=1) % 2}
+    model(data)  # creates the weights
     losses = trains(model, data, batch_size=8, epochs=5)
     assert losses[-1] < 0.8 * losses[0]
     assert optimizer.iterations == 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 import threading
@@ -16,13 +15,25 @@ import tensorflow as tf
 from tf_lossscale.core.dynamic import DynamicLossScale
 from tf_lossscale.core.loss_scale import LossScale
 from tf_lossscale.core.variables import as_number
+from tf_lossscale.diagnosis.comparison import (
+    ANOTHER_WAY,
+    FACTOR,
+    LOST,
+    MOVED,
+    NOT_DIVIDED,
+    NOT_SCALED,
+    OTHER_SCALE,
+    PART_NOT_SCALED,
+    RANDOM,
+    Comparison,
+    has_growing_part,
+    norm,
+)
 from tf_lossscale.diagnosis.snapshot import Snapshot
 from tf_lossscale.libraries import optional
 from tf_lossscale.libraries.models import name_of, tensors_of, unique, variables_in
 from tf_lossscale.writing import aligned
 
-# The loss scales are a power of 8 apart: float16 rounds alike at each of them, except for subnormal numbers.
-_FACTOR = 8.0
 # At the two lowest scales, a large part of the loss that was not scaled outweighs all the rest.
 _LOWEST = 2.0**-9
 # The step is not tried at lower scales than this one.
@@ -30,14 +41,6 @@ _HOPELESS = 2.0**-24
 # No gradient is finite at this scale, unless it is tiny in float32.
 _OVERFLOWING = 2.0**127
 
-NOT_DIVIDED = "not divided"
-NOT_SCALED = "divided twice, or its loss was not scaled"
-PART_NOT_SCALED = "part of its loss is not scaled"
-OTHER_SCALE = "scaled and divided by the loss scales of two optimizers"
-MOVED = "the scale changed between scaling and dividing"
-ANOTHER_WAY = "depends on the scale in another way"
-RANDOM = "random: cannot be judged"
-LOST = "float16 loses this gradient at the lower scale"
 #: Maps each finding to the advice on it, the clearest first.
 _ADVICE = {
     OTHER_SCALE: "divide the gradients with the optimizer that scaled their loss.",
@@ -133,7 +136,7 @@ class InvarianceReport:
         figure = optional.load("matplotlib.figure", "plot").Figure(layout="constrained")
         axis = figure.subplots()
         for row in self.rows:
-            scales = row.scale, row.scale / _FACTOR, _lowest_below(row.scale)
+            scales = row.scale, row.scale / FACTOR, _lowest_below(row.scale)
             axis.plot(scales, [change / row.changes[0] for change in row.changes], marker="o", label=row.variable)
         axis.set(xscale="log", yscale="log", xlabel="loss scale", ylabel="change / change at the highest scale")
         if self.rows:
@@ -298,14 +301,14 @@ def _unless(changes: list[np.ndarray], is_skipped: bool) -> list[np.ndarray] | N
 
 def _lowest_below(scale: float) -> float:
     """Return the lowest scale of a trial: a power of 8 below the scale."""
-    return scale * _FACTOR ** min(-3, math.floor(math.log(_LOWEST / scale, _FACTOR)))
+    return scale * FACTOR ** min(-3, math.floor(math.log(_LOWEST / scale, FACTOR)))
 
 
 def _report(trials: _Trials) -> InvarianceReport:
     scales = [float(as_number(scaler.current_loss_scale)) for scaler in trials.scalers]
     base = trials.take(scales)
     while any(trials.skipped) and min(scales) > _HOPELESS:
-        scales = [scale / _FACTOR if skipped else scale for scale, skipped in zip(scales, trials.skipped)]
+        scales = [scale / FACTOR if skipped else scale for scale, skipped in zip(scales, trials.skipped)]
         base = trials.take(scales)
     if any(trials.skipped):
         return InvarianceReport((), is_skipped=True)
@@ -317,13 +320,13 @@ def _report(trials: _Trials) -> InvarianceReport:
         rows = [row for row in rows if not row.is_mistake or (row.variable, row.finding) in found]
     for _ in range(2):
         # float16 may have lost a part of small gradients. If so, they change as much at a higher scale, but lose less.
-        scales = [scale * _FACTOR**2 for scale in scales]
+        scales = [scale * FACTOR**2 for scale in scales]
         if not {LOST, ANOTHER_WAY} & {row.finding for row in rows} or max(scales) > _OVERFLOWING:
             break
         base = trials.take(scales)
         if any(trials.skipped):
             break
-        sizes = dict(zip(trials.names(), map(_norm, base)))
+        sizes = dict(zip(trials.names(), map(norm, base)))
         still = {row.variable for row in _dependences(trials, scales, base)}
         rows = [row for row in rows if row.variable in still or sizes[row.variable] < row.changes[0] / 2]
     return InvarianceReport(tuple(rows))
@@ -334,14 +337,16 @@ def _dependences(trials: _Trials, scales: list[float], base: list[np.ndarray]) -
     again = trials.take(scales)
     moved = _unless(trials.take(scales, grows=True), any(trials.skipped))
     judged: list[dict[int, ScaleDependence]] = []
+    at_lowest: list[list[np.ndarray] | None] = []
     for i, scale in enumerate(scales):
         lowest = _lowest_below(scale)
-        lower = [scale / _FACTOR, scale / _FACTOR**2, lowest * _FACTOR, lowest]
+        lower = [scale / FACTOR, scale / FACTOR**2, lowest * FACTOR, lowest]
         runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
         judged.append(_rows(trials, scale, base, again, moved, runs))
+        at_lowest.append(runs[-1])
     rows = _combined(trials, scales, base, judged)
     if not rows and not trials.is_random:
-        rows = _hidden_parts(trials, scales, base)
+        rows = _hidden_parts(trials, scales, base, at_lowest)
     # After a mistake in one gradient, everything that is computed from it depends on the scale.
     for vague in (LOST, ANOTHER_WAY):
         others = [row for row in rows if row.finding != vague]
@@ -370,47 +375,42 @@ def _rows(
 ) -> dict[int, ScaleDependence]:
     """Return the rows of one loss scale, by the positions of the variables."""
     old = [np.concatenate([_flat(value) for _, value in copies]) for _, copies in trials.variables()]
-    comparisons = [_Comparison(*each) for each in zip(old, base, again)]
+    comparisons = [Comparison(*each) for each in zip(old, base, again)]
     trials.is_random, rows = any(each.is_random for each in comparisons), {}
     for i, name in enumerate(trials.names()):
         own: list[Any] = [None if run is None else run[i] for run in (*runs, moved)]
         finding = comparisons[i].finding(own[:-1], own[-1], trials.is_random)
         if finding:
-            near, lowest = (math.nan if each is None else _norm(each) for each in (own[0], own[3]))
-            rows[i] = ScaleDependence(name, finding, scale, (_norm(base[i]), near, lowest))
+            near, lowest = (math.nan if each is None else norm(each) for each in (own[0], own[3]))
+            rows[i] = ScaleDependence(name, finding, scale, (norm(base[i]), near, lowest))
     return rows
 
 
-def _hidden_parts(trials: _Trials, scales: list[float], base: list[np.ndarray]) -> list[ScaleDependence]:
+def _hidden_parts(
+    trials: _Trials, scales: list[float], base: list[np.ndarray], at_lowest: list[list[np.ndarray] | None]
+) -> list[ScaleDependence]:
     """Return rows for an unscaled part of the loss that clipping, or a normalizing optimizer, hides at low scales.
 
-    Such a part shows at higher scales, where it changes the step only a little.
+    Such a part shows at higher scales, where it changes the step only a little. If the step is the same at the lowest
+    scale, there is no such part.
     """
-    for i, scale in enumerate(scales):
+    for i, (scale, changes) in enumerate(zip(scales, at_lowest)):
+        if changes is not None and all(map(np.array_equal, base, changes)):
+            continue
         lower, runs = scale, []
         while lower > _lowest_below(scale):
-            lower /= _FACTOR
+            lower /= FACTOR
             runs.append(trials.take([*scales[:i], lower, *scales[i + 1 :]]))
             if trials.skipped[i]:
                 break
             rows = [
-                ScaleDependence(name, PART_NOT_SCALED, scale, (_norm(base[k]), _norm(runs[0][k]), _norm(runs[-1][k])))
+                ScaleDependence(name, PART_NOT_SCALED, scale, (norm(base[k]), norm(runs[0][k]), norm(runs[-1][k])))
                 for k, name in enumerate(trials.names() if len(runs) > 1 else ())
-                if _has_growing_part(base[k], runs[-2][k], runs[-1][k])
+                if has_growing_part(base[k], runs[-2][k], runs[-1][k])
             ]
             if rows:
                 return rows
     return []
-
-
-def _has_growing_part(base: np.ndarray, higher: np.ndarray, lower: np.ndarray) -> bool:
-    """Return whether a small part of a change grows as 1 / scale from a higher to a lower scale.
-
-    The part keeps its direction, unlike the rounding errors of float16, which are different at each scale.
-    """
-    before, after = higher - base, lower - base
-    is_small = 1e-5 * _norm(base) < _norm(before) < 0.1 * _norm(base)
-    return is_small and _cosine(before, after) > 0.98 and _falls_by((after, before), _FACTOR, tolerance=0.2)
 
 
 def _combined(
@@ -423,7 +423,7 @@ def _combined(
     kept = []
     for i in range(len(scales)):
         changes = trials.take([_OVERFLOWING if i == j else each for j, each in enumerate(scales)])
-        kept.append([_norm(change) <= 1e-6 * _norm(before) for change, before in zip(changes, base)])
+        kept.append([norm(change) <= 1e-6 * norm(before) for change, before in zip(changes, base)])
     combined = []
     for k in sorted({k for rows in judged for k in rows}):
         of_each = {i: rows[k] for i, rows in enumerate(judged) if k in rows}
@@ -434,83 +434,3 @@ def _combined(
             owners = [i for i in range(len(scales)) if kept[i][k]] or list(of_each)
             combined += [row for i, row in of_each.items() if i in owners][:1]
     return combined
-
-
-class _Comparison:
-    """Compares the changes of a variable in the runs of a step with its change at the highest scale."""
-
-    def __init__(self, old: np.ndarray, base: np.ndarray, again: np.ndarray | None):
-        self._old, self._base, self._size = old, base, _norm(base)
-        self._noise = 0.0 if again is None else _norm(again - base)
-        # float32 rounds each new value.
-        self._blur = max(10 * self._noise, 4e-7 * _norm(old))
-        self.is_random = self._noise > max(1e-2 * self._size, 4e-7 * _norm(old))
-
-    def finding(self, runs: list[np.ndarray | None], moved: np.ndarray | None, is_random: bool) -> str:
-        """Return what is wrong with the variable, or an empty string.
-
-        The runs are at two scales just below the highest, and at the two lowest. A run that was skipped is None.
-        """
-        near, nearer, low, lowest = runs
-        higher, lower = (near, nearer) if low is None or lowest is None else (low, lowest)
-        grows = self._differs(lower) and _falls_by((lower, higher), _FACTOR, _FACTOR**2)
-        if is_random:
-            highest = max(map(_norm, (self._base, near, nearer)))
-            return self._finding_of_random(near, nearer, grows and _norm(lower) > _FACTOR / 2 * highest)
-        if self._differs(near):
-            return self._finding_at_high_scales(near, nearer, grows)
-        if grows:
-            return PART_NOT_SCALED
-        return MOVED if self._differs(moved) else ""
-
-    def _finding_of_random(self, near: np.ndarray | None, nearer: np.ndarray | None, grows: bool) -> str:
-        if _falls_by((self._base, near, nearer), _FACTOR, _FACTOR**2):
-            return NOT_DIVIDED
-        if _falls_by((nearer, near, self._base), _FACTOR, _FACTOR**2):
-            return NOT_SCALED if grows else ANOTHER_WAY
-        if grows:
-            return PART_NOT_SCALED
-        return RANDOM if self._noise > 0.5 * self._size else ""
-
-    def _finding_at_high_scales(self, near: Any, nearer: np.ndarray | None, grows: bool) -> str:
-        change = near - self._base
-        if _falls_by((self._base, near), _FACTOR, _FACTOR**2, tolerance=0.05):
-            return NOT_DIVIDED
-        if grows:
-            is_whole = _falls_by((change, self._base), _FACTOR - 1, _FACTOR**2 - 1, tolerance=0.05)
-            return NOT_SCALED if is_whole or self._has_only_old_parts(change) else PART_NOT_SCALED
-        # The change of a slot that a mistake in earlier steps has filled is a + c * scale.
-        at_lower = change if nearer is None else nearer - self._base
-        is_falling = _falls_by((at_lower, change), 1 + 1 / 8, 1 + 1 / 64, tolerance=2e-3)
-        if is_falling and _cosine(at_lower, change) > 0.9999:
-            return NOT_DIVIDED
-        if np.all(np.abs(near) <= 2 * np.abs(self._base) + self._blur) and np.all(near * self._base >= 0):
-            return LOST
-        return ANOTHER_WAY
-
-    def _differs(self, change: np.ndarray | None) -> bool:
-        if change is None:
-            return False
-        return _norm(change - self._base) > max(1e-2 * self._size, 1e-2 * _norm(change), self._blur)
-
-    def _has_only_old_parts(self, change: np.ndarray) -> bool:
-        """Return whether the part of the change that does not depend on the scale is a multiple of a slot's value."""
-        rest = self._base - change / (_FACTOR - 1)
-        return _norm(rest) * _norm(self._old) > 0 and abs(_cosine(rest, self._old)) > 0.999
-
-
-def _falls_by(changes: tuple[np.ndarray | None, ...], *factors: float, tolerance: float = 0.4) -> bool:
-    """Return whether each change is smaller by one of the factors than the change before it."""
-    sizes = list(map(_norm, changes))
-    if not all(sizes):
-        return False
-    ratios = [one / other for one, other in itertools.pairwise(sizes)]
-    return any(all(abs(ratio - factor) <= tolerance * factor for ratio in ratios) for factor in factors)
-
-
-def _norm(change: np.ndarray | None) -> float:
-    return 0.0 if change is None else float(np.linalg.norm(change))
-
-
-def _cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float(one @ other) / max(_norm(one) * _norm(other), 1e-300)
