@@ -1,8 +1,8 @@
 """Programs as each generation's documentation taught them, in `tests/old_scripts`, and what they print."""
 
-import os
 import pathlib
-import subprocess
+
+from tests.processes import call
 
 FOLDER = pathlib.Path(__file__).parent / "old_scripts"
 
@@ -41,13 +41,6 @@ SCRIPTS = {
 
 #: Programs that need Keras 2 in the place of Keras 3.
 OF_KERAS_2 = {"graph_keras_tf215.py"}
-
-
-def call(command, cwd=None, **environment):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    return subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def prints_what_it_did(name, command, folder, **environment):

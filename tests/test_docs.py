@@ -4,17 +4,16 @@ import ast
 import importlib
 import inspect
 import operator
-import os
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 import tensorflow as tf
 
 import tf_lossscale
+from tests.processes import call
 from tf_lossscale import cli
 from tools import plots
 
@@ -116,8 +115,7 @@ def test_the_examples_of_docstrings_work_with_keras_2():
     # This example prints the name of the module for Keras 3.
     other = "tf_lossscale/optimizers/__init__.py::tf_lossscale.optimizers"
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", "tf_lossscale", "--deselect", other]
-    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
-    run = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = call([sys.executable, *command], ROOT, TF_USE_LEGACY_KERAS="1")
     assert run.returncode == 0, run.stdout[-3000:]
 
 

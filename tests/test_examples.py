@@ -1,6 +1,5 @@
 """The examples run as they are, shortened."""
 
-import os
 import pathlib
 import re
 import runpy
@@ -9,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+
+from tests.processes import call
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -113,8 +114,7 @@ def test_variational_inference_in_float16_needs_the_scale(capsys):
 def test_workers_of_which_one_dies_end_as_two_devices_of_one_process():
     def run(*arguments):
         command = [sys.executable, EXAMPLES / "distributed.py", "--steps", "30", *arguments]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(EXAMPLES.parent)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1500)
+        done = call(command, CUDA_VISIBLE_DEVICES="-1", PYTHONPATH=str(EXAMPLES.parent))
         assert done.returncode == 0, done.stdout + done.stderr[-5000:]
         return done.stdout
 

@@ -1,14 +1,14 @@
 """The site builds without a warning; the words that users type into its search box lead to the entry that answers."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import lunr
 import pytest
+
+from tests.processes import call
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
@@ -92,8 +92,7 @@ SHOWN = 3  # results that a reader sees without scrolling
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    built = call(command, ROOT, NO_MKDOCS_2_WARNING="1")
     assert built.returncode == 0, built.stderr
     return folder
 

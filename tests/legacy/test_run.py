@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from tests import old_programs
-from tests.old_programs import call
+from tests.processes import call
 
 PYTHON = [sys.executable]
 RUN = [sys.executable, "-m", "tf_lossscale.cli", "run"]
