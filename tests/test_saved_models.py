@@ -76,6 +76,8 @@ def test_restore_loads_the_slots_that_a_loader_leaves_out(family, kind, tmp_path
     if kind == "tf":  # they are not in a .keras file of a legacy optimizer
         restored = migrate.restore(path, loaded.optimizer, loaded.trainable_variables)
         assert (restored.loss_scale, restored.dynamic_counter) == (128.0, 3)
+        assert not any("not restored" in note for note in restored.notes)
+        assert loaded.optimizer.state() == model.optimizer.state()
         assert_goes_on_the_same(model, loaded)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The names of the values of `step_counts` in a state, and what an applied and a skipped step add to them. An applied
 # step also sets the value that `_IN_A_ROW` selects to 0: it subtracts the value from itself.
-_STEP_COUNTS = ("total_steps", "skipped_steps", "skipped_in_a_row")
+STEP_COUNTS = ("total_steps", "skipped_steps", "skipped_in_a_row")
 _APPLIED, _SKIPPED, _IN_A_ROW = np.array([[1, 0, 0], [1, 1, 1], [0, 0, 1]])
 
 
@@ -387,7 +387,7 @@ class LossScale(Variables):
 
     def _set_state(self, state: Any, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         counters, remedy = self._counters(), "Pass what state() returned."
-        names = [*counters, *(_STEP_COUNTS if self.may_skip else ())]
+        names = [*counters, *(STEP_COUNTS if self.may_skip else ())]
         allowed = {"loss_scale", *names}
         _require_keys(state, {"loss_scale", "dynamic_counter"} & allowed, allowed)
         scale = errors.positive_number("loss_scale", state["loss_scale"], remedy)
@@ -402,7 +402,7 @@ class LossScale(Variables):
             if variable is not None:
                 assign(variable, counts[name])
         if self.may_skip:
-            assign(self.step_counts, [counts[name] for name in _STEP_COUNTS])
+            assign(self.step_counts, [counts[name] for name in STEP_COUNTS])
 
     def _set_scale(self, scale: float, read: Callable[[Any], Any], assign: Callable[[Any, Any], Any]) -> None:
         """Raise an error unless the scale is already this one. A subclass may set it instead."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from tf_lossscale.core.loss_scale import STEP_COUNTS
 from tf_lossscale.migrate.checkpoints import slots as slot_names
 from tf_lossscale.migrate.checkpoints.saved import (
     LIBRARIES,
@@ -168,6 +169,17 @@ class _Graph:
                 made.wrapper, made.scale_is_fixed = "LossScaleOptimizer with a fixed scale", True
             return
         made.scale_state = scale_values(lambda name: self._number(of_scale, name))
+        if made.scale_state:
+            made.scale_state |= self._step_counts(of_scale)
+
+    def _step_counts(self, scale: int) -> dict[str, int]:
+        """Read the counts of steps, which a SavedModel of this package contains."""
+        child = self._children[scale].get("step_counts")
+        tensor = None if child is None else self.tensor(child)
+        if child is None or tensor is None or tensor.shape != (len(STEP_COUNTS),):
+            return {}
+        self._read.add(child)
+        return dict(zip(STEP_COUNTS, tensor.value().tolist()))
 
     def _descendants(self, node: int) -> set[int]:
         def parts(each: int) -> list[int]:
