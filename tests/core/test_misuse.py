@@ -106,3 +106,19 @@ def test_scaled_gradients_are_applied_as_they_are_and_warned_of(compiled, warnin
     (warning,) = warnings
     assert "a loss scale still multiplies these gradients" in warning
     assert loop.weight.numpy() == 1.0 - 0.5 * 8.0 * 2.0
+
+
+def test_each_mistake_with_each_loss_scale_is_warned_of_once(warnings):
+    def clip_and_unscale(loop):
+        loop.step(loop.scale.unscale([clipped(loop.gradient(loop.scale.scale))])[0])
+
+    def leave_scaled(loop):
+        loop.step(loop.gradient(loop.scale.scale))
+
+    for _ in range(2):
+        loop = Loop()
+        for take in (clip_and_unscale, leave_scaled, clip_and_unscale, leave_scaled):
+            tf.function(take)(loop)
+    clipping, leaving = "while the loss scale multiplied it", "still multiplies these gradients"
+    assert [clipping in text for text in warnings] == [True, False] * 2
+    assert [leaving in text for text in warnings] == [False, True] * 2

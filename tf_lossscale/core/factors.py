@@ -52,6 +52,8 @@ class Factors:
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The methods of an optimizer in whose place nothing was called yet.
         self.never_called: set[str] = {"get_scaled_loss", "get_unscaled_gradients"}
+        #: The warnings of mistakes with this loss scale that were logged.
+        self.warnings: set[str] = set()
         #: Whether a step was traced.
         self.is_traced: bool = False
 

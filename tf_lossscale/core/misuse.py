@@ -5,7 +5,7 @@ A loss is scaled once and its gradients are unscaled once, before anything that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -65,13 +65,13 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     return False if own else NOT_BY_OTHER
 
 
-def _say(text: str) -> None:
-    logging.log_first_n(logging.WARNING, "%s", 1, text)
+def _warn_once(loss_scale: Any, text: str) -> None:
+    if text not in loss_scale._factors.warnings:
+        loss_scale._factors.warnings.add(text)
+        logging.warning("%s", text)
 
 
-def kinds_of(
-    gradients: Iterable[Any], found: list[Origin], loss_scale: Any, warn: Callable[[str], None] = _say
-) -> set[Any]:
+def kinds_of(gradients: Iterable[Any], found: list[Origin], loss_scale: Any) -> set[Any]:
     """Return what is known of gradients, whose origins were found.
 
     Raise an error if one is scaled twice. Warn if one was changed while it was scaled, so that nothing is known.
@@ -80,7 +80,7 @@ def kinds_of(
     if _TWICE in kinds:
         raise RuntimeError(SCALED_TWICE)
     if _CHANGED in kinds:
-        warn(_CHANGED_WHILE_SCALED)
+        _warn_once(loss_scale, _CHANGED_WHILE_SCALED)
     return {None if kind is _CHANGED else kind for kind in kinds}
 
 
@@ -106,4 +106,4 @@ def warn_of_scaled(gradients: list[Any], loss_scale: Any) -> None:
     """Warn if a loss scale multiplies the gradients of a step."""
     kinds = kinds_of(gradients, origins(gradients), loss_scale)
     if kinds & {True, BY_OTHER, BY_SEVERAL} or (kinds == {None} and loss_scale._factors.has_scaled(gradients)):
-        _say(_STILL_SCALED)
+        _warn_once(loss_scale, _STILL_SCALED)

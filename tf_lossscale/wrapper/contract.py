@@ -201,7 +201,7 @@ class Contract:
         Return the origins of the gradients.
         """
         found = origins(gradients)
-        kinds = {True if kind is misuse.BY_SEVERAL else kind for kind in self._kinds(gradients, found, loss_scale)}
+        kinds = {True if kind is misuse.BY_SEVERAL else kind for kind in misuse.kinds_of(gradients, found, loss_scale)}
         inside = self._places()[0].since_last_update()[-1:]
         if inside and inside[0].method == "inside" and (not kinds or kinds - {True}):
             raise RuntimeError(
@@ -210,9 +210,6 @@ class Contract:
             )
         misuse.require_scaled(kinds, gradients, loss_scale, "get_unscaled_gradients", _OF_OTHER)
         return found
-
-    def _kinds(self, gradients: list[Any], found: list[Origin], loss_scale: Any) -> set[Any]:
-        return misuse.kinds_of(gradients, found, loss_scale, functools.partial(self._say, logging.warning))
 
     # The decisions. ---------------------------------------------------------------------------------------------
 
@@ -262,7 +259,7 @@ class Contract:
     def _known(self, gradients: list[Any], loss_scale: Any) -> _Known:
         """Return what is known of the gradients of an update. Raise an error if another loss scale multiplies one."""
         found = origins(gradients)
-        kinds = self._kinds(gradients, found, loss_scale)
+        kinds = misuse.kinds_of(gradients, found, loss_scale)
         if kinds & {misuse.BY_OTHER, misuse.BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         kinds = {False if kind is misuse.NOT_BY_OTHER else kind for kind in kinds}
