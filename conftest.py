@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tests import cases, numerics, strategies
 from tf_lossscale.core import factors
-from tf_lossscale.wrapper import contract
 
 if strategies.ROLE:
     strategies.get(strategies.here()[0])
@@ -37,7 +36,6 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def without_earlier_calls():
     """Forget the losses in eager mode of optimizers of earlier tests, which may be in reference cycles."""
-    contract._EAGER.call = None
     factors._EVENTS.clear()
 
 

@@ -462,3 +462,28 @@ def test_the_monitor_names_statistics_that_are_not_finite_on_the_second_replica_
     model.fit(x, np.ones((16, 1)), 16, shuffle=False, verbose=0, callbacks=[tf_lossscale.LossScaleMonitor()])
     (said,) = warnings_in(caplog)
     assert "moving_mean" in said and "moving_variance" in said
+
+
+def test_an_interrupt_after_a_skipped_step_keeps_its_statistics_out_and_the_next_ones_in():
+    model = tf_keras.Sequential([tf_keras.layers.BatchNormalization(), tf_keras.layers.Dense(1)])
+    model.build((None, 1))
+    optimizer = tf_lossscale.LossScaleOptimizer(tf_keras.optimizers.SGD(0.1))
+
+    @tf.function
+    def step(x):
+        optimizer.minimize(lambda: tf.reduce_mean(model(x, training=True) ** 2), model.trainable_variables)
+
+    @tf_lossscale.keep_state(model)
+    def train(x, interrupted=False):
+        step(tf.constant([[x], [1.0]]))
+        if interrupted:
+            raise KeyboardInterrupt
+
+    statistics = model.layers[0].moving_mean
+    train(3.0)
+    before = statistics.numpy()
+    with pytest.raises(KeyboardInterrupt):
+        train(np.inf, interrupted=True)
+    assert statistics.numpy() == before
+    train(3.0)
+    assert statistics.numpy() > before

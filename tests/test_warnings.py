@@ -521,7 +521,7 @@ def texts_in(source):
         named = [part for name in parts if isinstance(name, ast.Name) for part in assigned.get(name.id, [])]
         return "".join(str(part.value) for part in [*parts, *named] if isinstance(part, ast.Constant))
 
-    called = {"warning", "error", "warn", "log_first_n", "_say", "_warn_once", "print_unless"}
+    called = {"warning", "error", "warn", "log_first_n", "_say", "warn_once", "print_unless"}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     texts = [text(call) for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in called]
     return [each for each in texts if " " in each]  # a function that logs the text of its caller has no text

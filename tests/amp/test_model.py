@@ -159,6 +159,19 @@ def test_a_line_overwrites_the_bar_only_in_a_notebook(in_notebook, monkeypatch, 
     assert ("\repoch: 1 step: 2" in capsys.readouterr().out) == in_notebook
 
 
+def test_an_evaluation_by_a_callback_leaves_the_loss_of_the_step_to_the_monitor(capsys):
+    def batch(x):
+        return tf.data.Dataset.from_tensors((tf.fill((4, 1), x), tf.zeros((4, 1))))
+
+    model, _ = squares(tf.keras)
+    trained = amp.Model(model, "mse", tf.keras.optimizers.SGD(0.0))
+    evaluation = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch_number, logs: trained.eval(batch(9.0))
+    )
+    trained.train(1, batch(3.0), callbacks=[evaluation, amp.LossMonitor()])
+    assert printed(capsys) == [9.0]
+
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
 def test_a_monitor_prints_every_whole_number_of_steps(bad):
     with pytest.raises(ValueError, match="per_print_times"):

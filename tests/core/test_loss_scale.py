@@ -204,3 +204,19 @@ def test_a_copy_of_a_loss_scale_in_use_has_its_state_and_moves_alone(copied):
 def test_an_unknown_rule_is_refused_with_the_known_ones():
     with pytest.raises(TypeError, match=r"^DynamicLossScale\(\) got .*'growth_interval'.*`dynamic_growth_steps`"):
         DynamicLossScale(8.0, growth_interval=5)
+
+
+def test_a_gradient_is_divided_by_the_factor_of_its_loss_also_after_many_steps_of_another_scale():
+    weight, scale, other = tf.Variable(1.0), DynamicLossScale(8.0, dynamic_growth_steps=1), DynamicLossScale(8.0)
+
+    def gradient(of):
+        with tf.GradientTape() as tape:
+            loss = of.scale(weight**2)
+        return tape.gradient(loss, [weight])
+
+    early = gradient(scale)
+    scale.step(scale.unscale(gradient(scale)), lambda gradients: None)
+    for _ in range(400):
+        other.step(other.unscale(gradient(other)), lambda gradients: None)
+    assert float(scale()) == 16.0
+    assert scale.unscale(early)[0].numpy() == 2.0

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.cases import MODES, named
-from tf_lossscale import DynamicLossScale
+from tf_lossscale import DynamicLossScale, FixedLossScale
 
 
 class Loop:
@@ -122,3 +122,16 @@ def test_each_mistake_with_each_loss_scale_is_warned_of_once(warnings):
     clipping, leaving = "while the loss scale multiplied it", "still multiplies these gradients"
     assert [clipping in text for text in warnings] == [True, False] * 2
     assert [leaving in text for text in warnings] == [False, True] * 2
+
+
+@pytest.mark.parametrize("compiled", MODES)
+def test_at_a_scale_of_one_scaled_gradients_are_unscaled_ones(compiled, warnings):
+    loop, scale = Loop(), FixedLossScale(1.0)
+
+    def take():
+        gradient = loop.gradient(scale.scale)
+        scale.step([gradient], lambda gradients: loop.weight.assign_sub(0.25 * gradients[0]))
+        scale.step([clipped(gradient)], lambda gradients: loop.weight.assign_sub(0.25 * gradients[0]))
+
+    (tf.function(take) if compiled else take)()
+    assert loop.weight.numpy() == 0.0 and not warnings

@@ -782,3 +782,54 @@ def test_a_small_penalty_that_is_not_scaled_is_found_although_clipping_hides_it(
 
     report = invariance_report(step, optimizer, model)
     assert {row.finding for row in report.rows} == ({invariance.PART_NOT_SCALED} if is_wrong else set()), report
+
+
+def clipping_step(optimizer, loss_of, variables):
+    """Returns a step that clips gradients before it unscales them."""
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(loss_of())
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables()), 1.0)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), variables()))
+
+    return step
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_an_infinite_weight_hides_no_mistake(value):
+    weight, optimizer = tf.Variable([1.0, value]), wrapped(OPTIMIZERS["SGD"])
+    step = clipping_step(optimizer, lambda: tf.gather(weight, [0])[0] ** 2, lambda: [weight])
+    assert not invariance_report(step, optimizer, weight).ok
+    np.testing.assert_array_equal(weight, [1.0, value])
+
+
+def test_temporary_variables_of_a_step_are_not_compared():
+    weight, optimizer = tf.Variable([1.0, 2.0]), wrapped(OPTIMIZERS["SGD"])
+
+    def step():
+        mean, temporary = tf.keras.metrics.Mean(), tf.Variable([1.0, 2.0])
+        mean.update_state(temporary.assign_add(weight))
+        loops.step(optimizer, lambda: tf.reduce_sum(weight**2), [weight])
+
+    report = invariance_report(step, optimizer, weight)
+    assert report.ok and not report.rows, report
+
+
+class Lazy(tf.Module):
+    """A module that creates its weight in its first call."""
+
+    weight = None
+
+    def __call__(self):
+        if self.weight is None:
+            self.weight = tf.Variable([1.0, 2.0], name="weight")
+        return tf.reduce_sum(self.weight**2)
+
+
+def test_a_module_that_the_step_builds_in_a_function_is_refused():
+    module, optimizer = Lazy(), wrapped(OPTIMIZERS["SGD"])
+    step = tf.function(clipping_step(optimizer, module, lambda: [module.weight]))
+    with pytest.raises(ValueError, match=r"created the variables weight in a tf\.function.* Build the model"):
+        invariance_report(step, optimizer, module)
+    assert not invariance_report(step, optimizer, module).ok

@@ -741,3 +741,23 @@ def test_a_whole_step_of_another_optimizer_in_a_function_says_nothing_of_later_g
             loss = 0.5 * second
         optimizer.apply_gradients([(tape.gradient(loss, second), second)])
     assert (first.numpy(), second.numpy()) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_a_trace_is_not_replaced(error):
+    weight, optimizer = tf.Variable(1.0), LossScaleOptimizer(tf.keras.optimizers.SGD(0.5))
+
+    @tf.function
+    def update(gradient):
+        optimizer.apply_gradients([(gradient, weight)])
+
+    @tf.function
+    def fails():
+        optimizer.scale_loss(weight**2)
+        raise error("of the user")
+
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(weight**2)
+    update(*optimizer.get_unscaled_gradients(tape.gradient(loss, [weight])))
+    with pytest.raises(error, match="of the user"):
+        fails()

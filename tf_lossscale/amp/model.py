@@ -144,10 +144,11 @@ class Model:
         self._compiled_after = levels.changes()
 
     def _compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss of the network, computed in float32, and store it for the monitors."""
+        """Return the loss of the network, computed in float32, and store that of a training step for the monitors."""
         network: Any = self.network
         loss = type(network).compute_loss(network, x, y, casting.in_float32(y_pred), *args, **kwargs)
-        self._step_loss.note(loss)
+        if kwargs.get("training", True):  # not in an evaluation by a callback
+            self._step_loss.note(loss)
         return loss
 
     def _require_no_training(self) -> None:

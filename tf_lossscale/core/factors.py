@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_lossscale.core.finite import is_zero
 from tf_lossscale.core.graphs import birth, enclosing, functions, notes
 from tf_lossscale.core.origins import Origin, Unit, called_bodies, mark_factor, units_of
 
@@ -28,15 +29,15 @@ class _Event(NamedTuple):
     factor: Any = None
 
 
-#: The last events of all loss scales. One lock protects it.
-_EVENTS: collections.deque[_Event] = collections.deque(maxlen=1024)
+_Events = collections.deque[_Event]
+#: The last events of all loss scales. One lock protects them, and those of each loss scale.
+_EVENTS: _Events = collections.deque(maxlen=1024)
 _LOCK = threading.Lock()
 
 
-def _last_events() -> list[_Event]:
-    """Return the last events, the latest first."""
+def _latest_first(events: _Events) -> list[_Event]:
     with _LOCK:
-        return [*reversed(_EVENTS)]
+        return [*reversed(events)]
 
 
 class Factors:
@@ -48,6 +49,8 @@ class Factors:
 
     def __init__(self) -> None:
         self._in_thread = _InThread()
+        # The last events of this loss scale. Other loss scales may have had more events since than `_EVENTS` holds.
+        self._events: _Events = collections.deque(maxlen=1024)
         # The functions that may return gradients of a scaled loss.
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The methods of an optimizer in whose place nothing was called yet.
@@ -138,8 +141,10 @@ class Factors:
                 births, factor = [birth(tf.zeros([]))], None
             kind = kind if kind == "unscaled" else "trace"
         if births and births[0] is not None:
+            event = _Event(weakref.ref(self), births[0], threading.get_ident(), kind, factor)
             with _LOCK:
-                _EVENTS.append(_Event(weakref.ref(self), births[0], threading.get_ident(), kind, factor))
+                for events in (self._events, _EVENTS):
+                    events.append(event)
 
     # Losses and gradients. --------------------------------------------------------------------------------------
 
@@ -162,8 +167,8 @@ class Factors:
         births = [birth(each) for each in tf.nest.flatten(outputs)]
         first = min((born for born in births if born is not None), default=0)
         return any(
-            event.of() is self and event.kind == "backward" and event.birth > first
-            for event in _last_events()
+            event.kind == "backward" and event.birth > first
+            for event in _latest_first(self._events)
             if event.thread == threading.get_ident()
         )
 
@@ -172,7 +177,7 @@ class Factors:
 
         If gradients were unscaled or the scale was read since the last step, they may be unscaled.
         """
-        own = [event for event in _last_events() if event.thread == threading.get_ident() and event.of() is self]
+        own = [event for event in _latest_first(self._events) if event.thread == threading.get_ident()]
         since = list(itertools.takewhile(lambda event: event.kind != "step", own))
         passes = [event.birth for event in since if event.kind in ("backward", "outputs")]
         if functions() or self._unfinished or not passes or {event.kind for event in since} & {"read", "unscaled"}:
@@ -184,9 +189,12 @@ class Factors:
         """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""
         if functions() or self._unfinished:
             return False
-        events = [event for event in _last_events() if event.thread == threading.get_ident()]
-        births = [birth(each) for each in gradients if each is not None]
-        return any(born is not None and self._was_born_after_another(born, events) for born in births)
+        events = [event for event in _latest_first(_EVENTS) if event.thread == threading.get_ident()]
+        born = [(birth(each), each) for each in gradients if each is not None]
+        return any(
+            number is not None and self._was_born_after_another(number, events) and not is_zero(each)
+            for number, each in born
+        )
 
     def _was_born_after_another(self, born: int, events: list[_Event]) -> bool:
         # If several loss scales multiply a loss, its backward pass records an event for each of them.
@@ -205,15 +213,17 @@ class Factors:
         """
         if functions():
             return self._in_graph(found, owner)
-        events = _last_events()
+        events = _latest_first(self._events)
         if self._in_thread.is_pending:
             # Another thread may have scaled the loss, unless this thread has scaled one and has unscaled nothing since.
             events = [event for event in events if event.thread == threading.get_ident()]
-        each_factor = [self._in_eager(each, events) for each in gradients]
-        factors: dict[int, Any] = {id(factor): factor for factor in each_factor if factor is not None}
-        if len(factors) > 1 and len({float(factor) for factor in factors.values()}) > 1:
+        each_factor = [(gradient, self._in_eager(gradient, events)) for gradient in gradients]
+        known = [(gradient, factor) for gradient, factor in each_factor if factor is not None]
+        if _are_several(known):
+            known = [(gradient, factor) for gradient, factor in known if not is_zero(gradient)]
+        if _are_several(known):
             raise RuntimeError(_SEVERAL)
-        return next(iter(factors.values()), None)
+        return known[0][1] if known else None
 
     def _in_graph(self, found: list[Origin], owner: Any) -> tf.Tensor | None:
         used = {unit for each in found for unit in units_of(each, owner)}
@@ -230,8 +240,6 @@ class Factors:
     def _in_eager(self, gradient: Any, events: list[_Event]) -> tf.Tensor | None:
         born, is_next, is_doubtful, later_step = birth(gradient), True, bool(self._unfinished), None
         for event in events:
-            if event.of() is not self:
-                continue
             if born is not None and event.birth > born:
                 later_step = event if event.kind == "step" else later_step
                 continue
@@ -242,6 +250,11 @@ class Factors:
                 break
         # A function or the user has scaled the loss, by the scale at the time when the gradient was created.
         return None if later_step is None else later_step.factor
+
+
+def _are_several(known: list[tuple[Any, Any]]) -> bool:
+    factors = {id(factor): factor for _, factor in known}
+    return len(factors) > 1 and len({float(factor) for factor in factors.values()}) > 1
 
 
 class _InThread(threading.local):

@@ -64,6 +64,17 @@ def nonfinite_kind(gradient: Any) -> tf.Tensor:
     return tf.where(all_finite([gradient]), 0.0, bad)
 
 
+def is_zero(gradient: Any) -> bool:
+    """Return whether a gradient is known to be zero in eager mode.
+
+    TensorFlow hands out the same tensor of zeros as the gradients of several backward passes, so it tells nothing about
+    the loss. Zeros are the same at each loss scale.
+    """
+    values = getattr(gradient, "values", gradient)
+    is_eager = isinstance(values, tf.Tensor) and not tf.is_symbolic_tensor(values)
+    return is_eager and not bool(tf.reduce_any(values != 0))
+
+
 def sums_of_rows(gradient: tf.IndexedSlices) -> tf.Tensor:
     """Add up the rows of IndexedSlices that have the same index.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -138,11 +139,15 @@ def notes(graph: Any) -> dict[Any, Any]:
 
 
 def at_end_of_trace(act: Callable[[], None]) -> bool:
-    """Call `act` at the end of the trace of the outermost function. Without a trace, return False and do nothing."""
+    """Call `act` at the end of the trace of the outermost function, unless an exception ends the trace.
+
+    Without a trace, return False and do nothing.
+    """
     # TensorFlow has no public method for this. A test fails if the private one is missing.
     add = next((graph._add_scope_exit_callback for graph in functions()[-1:] if isinstance(graph, _FuncGraph)), None)
+    handled = sys.exc_info()[1]
     if add is not None:
-        add(act)
+        add(lambda: act() if sys.exc_info()[1] is handled else None)
     return add is not None
 
 

@@ -292,6 +292,11 @@ class LossScale(Variables):
         del applied
 
     @property
+    def _is_one(self) -> bool:
+        """Whether the scale is always 1, so that scaled and unscaled gradients are the same."""
+        return False
+
+    @property
     def may_skip(self) -> bool:
         """Whether a step may be skipped: whether the class overrides `check` or `move`. Otherwise neither is called."""
         return self._overrides("move") or self._overrides("check")
@@ -440,6 +445,11 @@ class FixedLossScale(LossScale):
         self.initial_scale: float = errors.normal_number("initial_scale", initial_scale, "Pass for example 1024.")
         if skip_nonfinite:
             _ = self.step_counts
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether the scale is 1."""
+        return self.initial_scale == 1
 
     @property
     def may_skip(self) -> bool:

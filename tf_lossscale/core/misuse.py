@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tf_lossscale.core.finite import is_zero
 from tf_lossscale.core.graphs import do_not_convert
 from tf_lossscale.core.origins import Origin, origins
 
@@ -65,7 +66,8 @@ def _kind(found: Origin, loss_scale: Any) -> Any:
     return False if own else NOT_BY_OTHER
 
 
-def _warn_once(loss_scale: Any, text: str) -> None:
+def warn_once(loss_scale: Any, text: str) -> None:
+    """Log a warning, once for each loss scale."""
     if text not in loss_scale._factors.warnings:
         loss_scale._factors.warnings.add(text)
         logging.warning("%s", text)
@@ -76,11 +78,14 @@ def kinds_of(gradients: Iterable[Any], found: list[Origin], loss_scale: Any) -> 
 
     Raise an error if one is scaled twice. Warn if one was changed while it was scaled, so that nothing is known.
     """
-    kinds = {_kind(each, loss_scale) for each, gradient in zip(found, gradients) if gradient is not None}
+    of_each = [(_kind(each, loss_scale), gradient) for each, gradient in zip(found, gradients) if gradient is not None]
+    kinds = {kind for kind, _ in of_each}
+    if kinds & {BY_OTHER, BY_SEVERAL, _TWICE} or kinds >= {True, False}:
+        kinds = {kind for kind, gradient in of_each if not is_zero(gradient)}
     if _TWICE in kinds:
         raise RuntimeError(SCALED_TWICE)
-    if _CHANGED in kinds:
-        _warn_once(loss_scale, _CHANGED_WHILE_SCALED)
+    if _CHANGED in kinds and not loss_scale._is_one:
+        warn_once(loss_scale, _CHANGED_WHILE_SCALED)
     return {None if kind is _CHANGED else kind for kind in kinds}
 
 
@@ -104,6 +109,8 @@ def require_scaled(
 
 def warn_of_scaled(gradients: list[Any], loss_scale: Any) -> None:
     """Warn if a loss scale multiplies the gradients of a step."""
+    if loss_scale._is_one:
+        return
     kinds = kinds_of(gradients, origins(gradients), loss_scale)
     if kinds & {True, BY_OTHER, BY_SEVERAL} or (kinds == {None} and loss_scale._factors.has_scaled(gradients)):
-        _warn_once(loss_scale, _STILL_SCALED)
+        warn_once(loss_scale, _STILL_SCALED)

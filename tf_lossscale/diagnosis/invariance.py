@@ -246,14 +246,26 @@ class _Trials:
         self._own = {id(tensor) for tensor in tensors_of(variables_in(scalers))}
         #: Whether the step differed when it was repeated at the same scales.
         self.is_random = False
+        # The floating-point variables to compare, with their copies and values.
+        self._compared: list[tuple[Any, list[tuple[Any, tf.Tensor]]]] | None = None
 
     def variables(self) -> list[tuple[Any, list[tuple[Any, tf.Tensor]]]]:
-        """Return the floating-point variables to compare, with their copies and values."""
-        return [
-            (variable, copies)
-            for variable, copies in self.snapshot.saved
-            if tf.as_dtype(copies[0][0].dtype).is_floating and id(*tensors_of([variable])) not in self._own
-        ]
+        """Return the floating-point variables to compare, with their copies and values.
+
+        They include the variables that the first step creates in the optimizers and models, but no temporary ones.
+        """
+        if self._compared is None:
+            there = {id(*tensors_of([variable])): variable for variable in self.snapshot.variables()}
+            saved = {id(*tensors_of([variable])): (variable, copies) for variable, copies in self.snapshot.saved}
+            missing = [name_of(each) for key, each in there.items() if each.trainable and key not in saved]
+            if missing:
+                raise ValueError(
+                    f"`step` created the variables {', '.join(missing)} in a tf.function, so it cannot be taken again "
+                    "from the same state. Build the model, or take one step, before the report."
+                )
+            compared = [each for key, each in saved.items() if key in there.keys() - self._own]
+            self._compared = [each for each in compared if tf.as_dtype(each[1][0][0].dtype).is_floating]
+        return self._compared
 
     def names(self) -> tuple[str, ...]:
         """Return the names of these variables."""
@@ -292,7 +304,8 @@ def _change(copies: Iterable[tuple[Any, tf.Tensor]]) -> np.ndarray:
 
 
 def _flat(value: Any) -> np.ndarray:
-    return np.asarray(tf.cast(value, tf.float64)).ravel()
+    # An infinite weight must not hide what a step does to the others.
+    return np.nan_to_num(np.asarray(tf.cast(value, tf.float64)).ravel(), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _unless(changes: list[np.ndarray], is_skipped: bool) -> list[np.ndarray] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,8 @@ from tf_lossscale.libraries.models import distinct, is_variable, tensors_of, wal
 class Snapshot:
     """The values of all variables inside objects on all replicas, and the plain numbers in their attributes."""
 
-    def __init__(self, roots: Iterable[Any]):
+    def __init__(self, roots: Sequence[Any]):
+        self._roots = roots
         parts = [part for _, part in walk(roots)]
         #: Pairs of a variable, and of its copies on the replicas with their values.
         self.saved: list[tuple[Any, list[tuple[Any, tf.Tensor]]]] = [
@@ -27,6 +28,10 @@ class Snapshot:
         self._numbers = [
             (each, {name: each[name] for name in each if type(each[name]) in (int, float)}) for each in built
         ]
+
+    def variables(self) -> list[Any]:
+        """Return the variables that are inside the objects now."""
+        return distinct(filter(is_variable, (part for _, part in walk(self._roots))))
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:

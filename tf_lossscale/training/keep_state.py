@@ -120,7 +120,8 @@ class keep_state(contextlib.ContextDecorator):
             skipping.unwatch(self)
         finally:
             skipping.unwatch(self)
-        if error is None:
+        # An error may follow a skipped step.
+        if error is None or (self._flag.exists and tf.executing_eagerly()):
             self._restore_at_end()
 
     def _restore_at_end(self) -> None:

@@ -9,8 +9,8 @@ those in all other places.
    `get_unscaled_gradients`, for any number of updates. The calls since the last update must agree. A function that was
    traced on calls elsewhere cannot decide again, so a later call that contradicts them raises an error, unless an
    update follows in its function.
-2. After a call to `scale_loss` of another optimizer, and after an update that has used up a call to `scale_loss`, it is
-   unclear whether the gradients are scaled.
+2. After a backward pass of another optimizer's loss, or in a function after its `scale_loss`, and after an update that
+   has used up a call to `scale_loss`, it is unclear whether the gradients are scaled.
 3. Without any call the gradients are unscaled, as the TensorFlow 2 documentation of `apply_gradients` says, and a
    warning names the methods that were not called.
 
@@ -31,7 +31,6 @@ from absl import logging
 
 from tf_lossscale.core import misuse
 from tf_lossscale.core.graphs import at_end_of_trace, functions, notes
-from tf_lossscale.core.loss_scale import FixedLossScale
 from tf_lossscale.core.origins import Origin, origins
 from tf_lossscale.wrapper.shared import SharedLossScale
 
@@ -95,12 +94,9 @@ class _Place:
 
 
 class _Latest:
-    """The last call to `scale_loss` of all optimizers, in eager mode or in a function."""
+    """The last call to `scale_loss` of all optimizers in a function."""
 
     call: _Call | None = None
-
-
-_EAGER = _Latest()
 
 
 class Decision(NamedTuple):
@@ -217,7 +213,9 @@ class Contract:
         """Decide whether the gradients passed to `apply_gradients` are scaled. Raise an error if that is unclear."""
         known = self._known(gradients, loss_scale)
         # TensorFlow 2's apply_gradients applies the gradients of a loss from get_scaled_loss as they are, and warns.
-        is_forgotten = known.kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
+        is_forgotten = (
+            not loss_scale._is_one and known.kinds == {True} and set(self._places()[0].calls) == {"get_scaled_loss"}
+        )
         known = known._replace(kinds={False}) if is_forgotten else known
         decision = self._decide(known, _SCALED_IN_APPLY_GRADIENTS, otherwise=False)
         forgotten = {"get_unscaled_gradients"} if is_forgotten else _never_called(loss_scale) - self._ever
@@ -291,11 +289,9 @@ class Contract:
         The last value says whether no update has followed one of the calls. Raise an error if another optimizer scaled
         the loss.
         """
-        if known.has_other() and not places[0].since_last_update():
-            raise RuntimeError(_SCALED_BY_ANOTHER)
         here = next((place for place in places if any(method in after for method in place.calls)), None)
         since_update = _answers(here.since_last_update(), after) if here else set()
-        self._require_own_loss(places, since_update)
+        self._require_own_loss(known, places, since_update)
         in_eager = places == [self._eager]
         with self._lock:
             elsewhere = {*self._called_in, *self._last.values()}.difference(places)
@@ -313,16 +309,19 @@ class Contract:
         # that was not scaled. Nothing tells which.
         return answers | {False} if True in answers else answers, from_elsewhere, False
 
-    def _require_own_loss(self, places: list[_Place], answers: set[bool]) -> None:
-        """Raise an error if another optimizer's `scale_loss` was called here, and no call to this one waits since.
+    def _require_own_loss(self, known: _Known, places: list[_Place], answers: set[bool]) -> None:
+        """Raise an error if another optimizer's loss was scaled here, and no call to this one waits since.
 
         `answers` are those of the calls to this optimizer that no update has followed.
         """
-        latest = _latest()[0].call
-        if latest and latest.contract() not in (None, self) and answers != {True}:
-            waiting = [call for place in places for call in place.calls.values() if not call.is_followed]
-            if all(call.number < latest.number for call in waiting):
-                raise RuntimeError(_SCALED_BY_ANOTHER)
+        if answers == {True}:
+            return
+        latest = [each.call for each in _latest()[:1] if each.call]
+        of_other = [call for call in latest if call.contract() not in (None, self) and not call.is_followed]
+        waiting = [call for place in places for call in place.calls.values() if not call.is_followed]
+        # In eager mode, the backward passes tell whose loss it was.
+        if known.has_other() or any(all(call.number < each.number for call in waiting) for each in of_other):
+            raise RuntimeError(_SCALED_BY_ANOTHER)
 
     def _require_not_unscaled(self, known: _Known, places: list[_Place]) -> None:
         """Raise an error if `apply` got gradients that are already unscaled. Warn once if they may be unscaled."""
@@ -370,13 +369,12 @@ def contract_of(loss_scale: Any) -> Contract:
 
 
 def _never_called(loss_scale: Any) -> set[str]:
-    """Return the methods that were not called but should be. A fixed scale of 1 needs none."""
-    is_off = isinstance(loss_scale, FixedLossScale) and loss_scale.initial_scale == 1
-    return set() if is_off else loss_scale._factors.never_called
+    """Return the methods that were not called but should be. A scale of 1 needs none."""
+    return set() if loss_scale._is_one else loss_scale._factors.never_called
 
 
 def _latest() -> list[_Latest]:
-    return [notes(function).setdefault(_Latest, _Latest()) for function in functions()] or [_EAGER]
+    return [notes(function).setdefault(_Latest, _Latest()) for function in functions()]
 
 
 def _answers(calls: list[_Call], after: dict[str, bool]) -> set[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -259,7 +260,7 @@ class LossScaleOptimizer(Saving):
             TypeError: the loss does not have a floating-point dtype.
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
-        _warn_if_float16_overflows(loss, lambda: self._times_loss_scale_factor(self._scale._current()))
+        self._warn_if_float16_overflows(loss)
         return self._scaled("get_scaled_loss", loss)
 
     @overload
@@ -290,6 +291,17 @@ class LossScaleOptimizer(Saving):
             RuntimeError: the loss is scaled already. In eager mode, the result of arithmetic on it is not recognized.
         """
         return self._scaled("scale_loss", loss)
+
+    def _warn_if_float16_overflows(self, loss: Any) -> None:
+        """In eager mode, warn if a loss is float16 and the factor to multiply it by exceeds the range of float16."""
+        if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
+            return
+        if self._times_loss_scale_factor(self._scale._current()).numpy().item() > 65504:
+            misuse.warn_once(
+                self._scale,
+                "The loss is float16, and the loss scale exceeds 65504, the largest value of float16: the scaled loss "
+                "overflows. Cast the loss first: optimizer.get_scaled_loss(tf.cast(loss, tf.float32)).",
+            )
 
     # AutoGraph converts a user's function that returns the loss, but need not convert this one.
     @do_not_convert
@@ -384,12 +396,11 @@ class LossScaleOptimizer(Saving):
                 when its gradients are computed, or in a graph when they are unscaled or applied.
         """
         if any(getattr(part, "dtype", None) == tf.float16 for part in tf.nest.flatten(outputs)):
-            logging.log_first_n(
-                logging.WARNING,
+            misuse.warn_once(
+                self.scaler,
                 "The outputs passed to scale_gradient() are float16. The loss computes their gradients in float16 "
                 "before they are scaled, so small gradients become zero. Cast the outputs first: "
                 "optimizer.scale_gradient(tf.cast(outputs, tf.float32)).",
-                1,
             )
         same = self._scale._with_scaled_gradient(outputs, self._times_loss_scale_factor)
         self._contract.called("scale_loss")
@@ -790,14 +801,20 @@ class LossScaleOptimizer(Saving):
         scaler = self._scale
         if isinstance(scaler, SharedLossScale) or not (scaler.may_skip and scaler._overrides("move")):
             return
-        for other in registry.wrappers():
-            if other.scaler is scaler and other._optimizer is not self._optimizer and other._stepped:
-                raise RuntimeError(
-                    f"Two optimizers step with the same {type(scaler).__name__}, which changes in each of their steps. "
-                    "Pass each optimizer a loss scale of its own. Or pass both a SharedLossScale, and step with "
-                    "shared.apply_gradients([(optimizer, grads_and_vars), ...]). If the other optimizer is no longer "
-                    "needed, delete it."
-                )
+
+        def others() -> list[Any]:
+            wrappers = [other for other in registry.wrappers() if other.scaler is scaler and other._stepped]
+            return [other for other in wrappers if other._optimizer is not self._optimizer]
+
+        if others():
+            gc.collect()  # A deleted wrapper that is part of a reference cycle is alive until then.
+        if others():
+            raise RuntimeError(
+                f"Two optimizers step with the same {type(scaler).__name__}, which changes in each of their steps. "
+                "Pass each optimizer a loss scale of its own. Or pass both a SharedLossScale, and step with "
+                "shared.apply_gradients([(optimizer, grads_and_vars), ...]). If the other optimizer is no longer "
+                "needed, delete it."
+            )
 
     def _require_keywords(self, kwargs: dict[str, Any]) -> None:
         """Raise an error if the inner optimizer's `apply_gradients` does not accept one of the keyword arguments."""
@@ -824,7 +841,7 @@ class LossScaleOptimizer(Saving):
                 f"update(grads), but got: {value!r}. Make a new LossScaleOptimizer with the arguments you need."
             )
         scale.prepare()
-        self.__dict__["_scale"] = scale
+        self.__dict__.update(_scale=scale, _contract=contract.contract_of(scale))
         self._save_scale_with_inner()
 
     @do_not_convert
@@ -895,21 +912,6 @@ def _with_unscaled_gradients(override: Any, bind: Callable[[Any], Callable[..., 
 
     setattr(apply_gradients, _GETS_UNSCALED, True)
     return apply_gradients
-
-
-def _warn_if_float16_overflows(loss: Any, factor: Callable[[], tf.Tensor]) -> None:
-    """In eager mode, warn once if a loss is float16 and the factor to multiply it by exceeds the range of float16."""
-    if not isinstance(loss, tf.Tensor) or loss.dtype != tf.float16 or not tf.executing_eagerly():
-        return
-    scale = factor().numpy().item()
-    if scale > 65504:
-        logging.log_first_n(
-            logging.WARNING,
-            "The loss is float16, whose largest value is 65504, and the loss scale is %g: the scaled loss overflows. "
-            "Cast the loss first: optimizer.get_scaled_loss(tf.cast(loss, tf.float32)).",
-            1,
-            scale,
-        )
 
 
 def _at_least_float32(loss: Any) -> Any:

@@ -275,7 +275,8 @@ class Saving(WithLossScale):
         new: Any = object.__new__(type(self))
         memo[id(self)] = new
         memo[id(self._optimizer)] = self._family._copied(memo)
-        memo[id(vars(self)["_contract"])] = Contract()
+        # Copies of optimizers with one SharedLossScale share a contract as well.
+        memo.setdefault(id(vars(self)["_contract"]), Contract())
         new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()}, _traced=False)
         new._save_scale_with_inner()
         registry.add(new)
