@@ -132,3 +132,17 @@ def test_the_scale_of_a_deleted_optimizer_in_a_reference_cycle_is_free():
     finally:
         gc.enable()
     assert weight.numpy() == 0.0
+
+
+@pytest.mark.parametrize("method", ["scale_loss", "get_scaled_loss"])
+def test_an_interrupted_step_makes_at_most_one_step_of_another_optimizer_fail(method):
+    fixed, weight = optimizer_of(dynamic=False, initial_scale=1, skip_nonfinite=True), tf.Variable(1.0)
+    other = optimizer_of()
+    with tf.GradientTape() as tape:
+        loss = getattr(other, method)(weight**2)
+    gradient = tf.clip_by_value(tape.gradient(loss, weight), -1.0, 1.0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="The loss scale of another LossScaleOptimizer"):
+            fixed.apply_gradients([(gradient, weight)])
+    plainly(fixed, weight)
+    assert weight.numpy() == 0.5

@@ -196,6 +196,13 @@ class Factors:
             for number, each in born
         )
 
+    def forget_others(self) -> None:
+        """Record that gradients created from now on are of no earlier backward pass of another loss scale."""
+        born = birth(tf.zeros([]))
+        if born is not None:
+            with _LOCK:
+                _EVENTS.append(_Event(weakref.ref(self), born, threading.get_ident(), "refused"))
+
     def _was_born_after_another(self, born: int, events: list[_Event]) -> bool:
         # If several loss scales multiply a loss, its backward pass records an event for each of them.
         owners = []

@@ -20,7 +20,6 @@ some calls do. For a Sonnet optimizer, `apply` accepts both kinds, and without a
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import weakref
@@ -118,8 +117,8 @@ class _Known(NamedTuple):
     found: list[Origin]
     #: Whether they are scaled by the optimizer's loss scale. The set contains None if this is unknown of one.
     kinds: set[Any]
-    #: A function that returns whether one was created in a backward pass of a loss of another optimizer.
-    has_other: Callable[[], bool]
+    gradients: list[Any]
+    loss_scale: Any
 
     @property
     def is_complete(self) -> bool:
@@ -261,7 +260,7 @@ class Contract:
         if kinds & {misuse.BY_OTHER, misuse.BY_SEVERAL}:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         kinds = {False if kind is misuse.NOT_BY_OTHER else kind for kind in kinds}
-        return _Known(found, kinds, functools.partial(loss_scale._factors.has_gradient_of_another, gradients))
+        return _Known(found, kinds, gradients, loss_scale)
 
     def _decide(self, known: _Known, after: dict[str, bool], otherwise: bool) -> Decision:
         if known.kinds >= {True, False}:
@@ -319,8 +318,12 @@ class Contract:
         latest = [each.call for each in _latest()[:1] if each.call]
         of_other = [call for call in latest if call.contract() not in (None, self) and not call.is_followed]
         waiting = [call for place in places for call in place.calls.values() if not call.is_followed]
+        if any(all(call.number < each.number for call in waiting) for each in of_other):
+            raise RuntimeError(_SCALED_BY_ANOTHER)
         # In eager mode, the backward passes tell whose loss it was.
-        if known.has_other() or any(all(call.number < each.number for call in waiting) for each in of_other):
+        factors = known.loss_scale._factors
+        if factors.has_gradient_of_another(known.gradients):
+            factors.forget_others()  # A step that was interrupted must not make all later updates of others fail.
             raise RuntimeError(_SCALED_BY_ANOTHER)
 
     def _require_not_unscaled(self, known: _Known, places: list[_Place]) -> None:
