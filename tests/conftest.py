@@ -9,5 +9,4 @@ def warnings(monkeypatch):
     """The warnings that the package has logged so far."""
     said = []
     monkeypatch.setattr(logging, "warning", lambda message, *values: said.append(message % values))
-    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *values: said.append(message % values))
     return said

@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
 import tf_lossscale
 from tests import loops
@@ -465,9 +464,8 @@ def loads_a_rule(saved="dynamic", loading="counting"):
 
 
 @pytest.fixture
-def warnings_of(monkeypatch, caplog, capfd):
+def warnings_of(caplog, capfd):
     """Return a function that runs a program, and returns the words of the warnings that came."""
-    monkeypatch.setattr(logging, "log_first_n", lambda level, text, n, *values: logging.log(level, text, *values))
 
     def run(program, arguments):
         with warnings.catch_warnings(record=True) as caught:
@@ -521,7 +519,7 @@ def texts_in(source):
         named = [part for name in parts if isinstance(name, ast.Name) for part in assigned.get(name.id, [])]
         return "".join(str(part.value) for part in [*parts, *named] if isinstance(part, ast.Constant))
 
-    called = {"warning", "error", "warn", "log_first_n", "_say", "warn_once", "print_unless"}
+    called = {"warning", "error", "warn", "_say", "warn_once", "print_unless"}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     texts = [text(call) for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in called]
     return [each for each in texts if " " in each]  # a function that logs the text of its caller has no text

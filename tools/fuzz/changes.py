@@ -110,6 +110,8 @@ CHANGES = {
     "clip_by_value": _each(lambda values, number: tf.clip_by_value(values, -1.0, 1.0)),
     "clip_by_norm": _by_norm,
 }
+# In eager mode, and between two functions, an overflow that they hide may not be found.
+HIDING_OVERFLOWS = ("clip_by_value",)
 # XLA cannot compile a Python function, and tf.clip_by_value in a compiled tf.while_loop turns a NaN into a number.
 NOT_COMPILED = ("py_function", "clip_by_value")
 

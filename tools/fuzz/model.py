@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
-from tools.fuzz.changes import changed, of_values
+from tools.fuzz.changes import HIDING_OVERFLOWS, changed, of_values
 from tools.fuzz.machine import Machine, inner_optimizer, new_variables
 from tools.fuzz.program import COUNTING, SCALED
 
@@ -81,15 +81,21 @@ class Model:
         times = {"no": 1, "if": int(step.number > 1), "while": step.number}[loop.repeated]
         for _ in range(times):
             self.steps += 1
-            of_replicas = [self._gradients(loop, step, replica) for replica in range(self.program.replicas)]
-            summed = list(map(_sum, zip(*of_replicas)))
-            finite = all(g is None or np.isfinite(np.float64(tf.convert_to_tensor(g))).all() for g in summed)
+            summed = self._summed(loop, step, loop.unscaled)
+            # Clipping makes infinite gradients finite, but hides no overflow from the loss scale.
+            shown = self._summed(loop, step, [name for name in loop.unscaled if name not in HIDING_OVERFLOWS])
+            finite = all(g is None or np.isfinite(np.float64(tf.convert_to_tensor(g))).all() for g in shown)
             if self.loss_scale.step(finite):
                 self._apply(summed)
             else:
                 self._skip(counts=self.program.family in COUNTING and loop.calls not in SCALED)
 
-    def _gradients(self, loop, step, replica):
+    def _summed(self, loop, step, changes):
+        """Return the gradients of the step after some changes, summed over the replicas."""
+        of_replicas = [self._gradients(loop, step, replica, changes) for replica in range(self.program.replicas)]
+        return list(map(_sum, zip(*of_replicas)))
+
+    def _gradients(self, loop, step, replica, changes):
         values, rows = self.program.gradients(step)
         scale, number = self.loss_scale.scale, tf.constant(step.number)
         scaled = [tf.cast(scale * g[replica], v.dtype) for g, v in zip(values, self.variables)]
@@ -101,7 +107,7 @@ class Model:
             of_values(lambda values: tf.cast(tf.cast(values, tf.float64) / np.float64(scale), values.dtype), g)
             for g in changed(loop.scaled, scaled, number)
         ]
-        return changed(loop.unscaled, unscaled, number)
+        return changed(changes, unscaled, number)
 
     def _apply(self, gradients):
         before = [np.float64(variable) for variable in self.variables]
