@@ -51,9 +51,9 @@ _TWO_WAYS_OUT = (
 
 
 _SCALED_BY_ANOTHER = (
-    "The loss scale of another LossScaleOptimizer multiplies a gradient, or may do so, because that optimizer's "
-    "scale_loss() was called last. Pass the gradients to the other optimizer's get_unscaled_gradients(), and its "
-    "results to apply_gradients() of the optimizer that trains the variables."
+    "The loss scale of another LossScaleOptimizer multiplies a gradient, or may do so, because the last scaled loss "
+    "was that optimizer's. Pass the gradients to the other optimizer's get_unscaled_gradients(), and its results to "
+    "apply_gradients() of the optimizer that trains the variables."
 )
 _OF_OTHER = (
     "get_unscaled_gradients() got a gradient of a loss that another LossScaleOptimizer scaled. Call "
