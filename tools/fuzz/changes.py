@@ -112,6 +112,8 @@ CHANGES = {
 }
 # In eager mode, and between two functions, an overflow that they hide may not be found.
 HIDING_OVERFLOWS = ("clip_by_value",)
+# These leave gradients out.
+DROPPING = ("drop_first", "reuse")
 # XLA cannot compile a Python function, and tf.clip_by_value in a compiled tf.while_loop turns a NaN into a number.
 NOT_COMPILED = ("py_function", "clip_by_value")
 
