@@ -30,7 +30,7 @@ class _Event(NamedTuple):
 
 
 _Events = collections.deque[_Event]
-#: The last events of all loss scales. One lock protects them, and those of each loss scale.
+#: The last events of all loss scales. `_LOCK` protects this list and the one of each loss scale.
 _EVENTS: _Events = collections.deque(maxlen=1024)
 _LOCK = threading.Lock()
 
@@ -141,10 +141,13 @@ class Factors:
                 births, factor = [birth(tf.zeros([]))], None
             kind = kind if kind == "unscaled" else "trace"
         if births and births[0] is not None:
-            event = _Event(weakref.ref(self), births[0], threading.get_ident(), kind, factor)
-            with _LOCK:
-                for events in (self._events, _EVENTS):
-                    events.append(event)
+            self._append(births[0], kind, factor, self._events, _EVENTS)
+
+    def _append(self, born: int, kind: str, factor: Any, *lists: _Events) -> None:
+        event = _Event(weakref.ref(self), born, threading.get_ident(), kind, factor)
+        with _LOCK:
+            for events in lists:
+                events.append(event)
 
     # Losses and gradients. --------------------------------------------------------------------------------------
 
@@ -200,8 +203,7 @@ class Factors:
         """Record that gradients created from now on are of no earlier backward pass of another loss scale."""
         born = birth(tf.zeros([]))
         if born is not None:
-            with _LOCK:
-                _EVENTS.append(_Event(weakref.ref(self), born, threading.get_ident(), "refused"))
+            self._append(born, "refused", None, _EVENTS)
 
     def _was_born_after_another(self, born: int, events: list[_Event]) -> bool:
         # If several loss scales multiply a loss, its backward pass records an event for each of them.

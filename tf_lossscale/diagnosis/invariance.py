@@ -349,15 +349,15 @@ def _dependences(trials: _Trials, scales: list[float], base: list[np.ndarray]) -
     """Return the rows of a report whose highest scales are `scales`."""
     again = trials.take(scales)
     moved = _unless(trials.take(scales, grows=True), any(trials.skipped))
-    judged: list[dict[int, ScaleDependence]] = []
+    by_scale: list[dict[int, ScaleDependence]] = []
     at_lowest: list[list[np.ndarray] | None] = []
     for i, scale in enumerate(scales):
         lowest = _lowest_below(scale)
         lower = [scale / FACTOR, scale / FACTOR**2, lowest * FACTOR, lowest]
         runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
-        judged.append(_rows(trials, scale, base, again, moved, runs))
+        by_scale.append(_rows(trials, scale, base, again, moved, runs))
         at_lowest.append(runs[-1])
-    rows = _combined(trials, scales, base, judged)
+    rows = _combined(trials, scales, base, by_scale)
     if not rows and not trials.is_random:
         rows = _hidden_parts(trials, scales, base, at_lowest)
     # After a mistake in one gradient, everything that is computed from it depends on the scale.
@@ -427,19 +427,19 @@ def _hidden_parts(
 
 
 def _combined(
-    trials: _Trials, scales: list[float], base: list[np.ndarray], judged: list[dict[int, ScaleDependence]]
+    trials: _Trials, scales: list[float], base: list[np.ndarray], by_scale: list[dict[int, ScaleDependence]]
 ) -> list[ScaleDependence]:
     """Return the rows of all loss scales, without those of variables that depend on a mistake made elsewhere."""
-    if len(judged) == 1 or not any(judged):
-        return [row for rows in judged for row in rows.values()]
+    if len(by_scale) == 1 or not any(by_scale):
+        return [row for rows in by_scale for row in rows.values()]
     # If the step of a scale overflows, the variables that it changes keep their values.
     kept = []
     for i in range(len(scales)):
         changes = trials.take([_OVERFLOWING if i == j else each for j, each in enumerate(scales)])
         kept.append([norm(change) <= 1e-6 * norm(before) for change, before in zip(changes, base)])
     combined = []
-    for k in sorted({k for rows in judged for k in rows}):
-        of_each = {i: rows[k] for i, rows in enumerate(judged) if k in rows}
+    for k in sorted({k for rows in by_scale for k in rows}):
+        of_each = {i: rows[k] for i, rows in enumerate(by_scale) if k in rows}
         row = next(iter(of_each.values()))
         if {row.finding for row in of_each.values()} >= {NOT_DIVIDED, NOT_SCALED}:
             combined.append(dataclasses.replace(row, finding=OTHER_SCALE))

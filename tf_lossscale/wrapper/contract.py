@@ -112,7 +112,7 @@ class Decision(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the origins of the gradients of an update show."""
+    """What is known of the gradients of an update from their origins."""
 
     found: list[Origin]
     #: Whether they are scaled by the optimizer's loss scale. The set contains None if this is unknown of one.

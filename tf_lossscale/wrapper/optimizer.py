@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -397,7 +396,7 @@ class LossScaleOptimizer(Saving):
         """
         if any(getattr(part, "dtype", None) == tf.float16 for part in tf.nest.flatten(outputs)):
             misuse.warn_once(
-                self.scaler,
+                self._scale,
                 "The outputs passed to scale_gradient() are float16. The loss computes their gradients in float16 "
                 "before they are scaled, so small gradients become zero. Cast the outputs first: "
                 "optimizer.scale_gradient(tf.cast(outputs, tf.float32)).",
@@ -802,13 +801,11 @@ class LossScaleOptimizer(Saving):
         if isinstance(scaler, SharedLossScale) or not (scaler.may_skip and scaler._overrides("move")):
             return
 
-        def others() -> list[Any]:
+        def has_others() -> bool:
             wrappers = [other for other in registry.wrappers() if other.scaler is scaler and other._stepped]
-            return [other for other in wrappers if other._optimizer is not self._optimizer]
+            return any(other._optimizer is not self._optimizer for other in wrappers)
 
-        if others():
-            gc.collect()  # A deleted wrapper that is part of a reference cycle is alive until then.
-        if others():
+        if registry.holds_after_collection(has_others):
             raise RuntimeError(
                 f"Two optimizers step with the same {type(scaler).__name__}, which changes in each of their steps. "
                 "Pass each optimizer a loss scale of its own. Or pass both a SharedLossScale, and step with "

@@ -121,10 +121,7 @@ def require_wrapper_class(inner_optimizer: Any) -> Any:
             "LossScaleOptimizer cannot wrap another LossScaleOptimizer, but `inner_optimizer` is a "
             f"{cls.__module__}.{cls.__qualname__}. {_instead_of_wrapping(inner_optimizer)}"
         )
-    if is_wrapped(inner_optimizer):
-        # A deleted wrapper stays alive until garbage collection if it is part of a reference cycle.
-        gc.collect()
-    if is_wrapped(inner_optimizer):
+    if holds_after_collection(lambda: is_wrapped(inner_optimizer)):
         raise ValueError(
             '"inner_optimizer" is already wrapped by a LossScaleOptimizer. An optimizer can only be wrapped by a '
             "single LossScaleOptimizer. Create a new inner optimizer, or use the existing wrapper. If this is a "
@@ -204,6 +201,17 @@ def wrappers() -> list[Any]:
     """Return all wrappers that are alive."""
     found = [reference() for reference in list(_wrappers.values())]
     return [wrapper for wrapper in found if wrapper is not None]
+
+
+def holds_after_collection(condition: Callable[[], bool]) -> bool:
+    """Return whether a condition on living wrappers holds, and still holds after garbage collection.
+
+    A deleted wrapper stays alive until then if it is part of a reference cycle.
+    """
+    if not condition():
+        return False
+    gc.collect()
+    return condition()
 
 
 def is_wrapped(inner_optimizer: Any) -> bool:

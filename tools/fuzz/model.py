@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
-from tools.fuzz.changes import DROPPING, HIDING_OVERFLOWS, changed, of_values
+from tools.fuzz.changes import DROPPING, HIDING_OVERFLOWS, are_traced, changed, of_values
 from tools.fuzz.machine import Machine, inner_optimizer, new_variables
 from tools.fuzz.program import COUNTING, SCALED
 
@@ -82,7 +82,8 @@ class Model:
         for _ in range(times):
             self.steps += 1
             summed = self._summed(loop, step, loop.unscaled)
-            shown = self._summed(loop, step, self._showing_overflows(loop))
+            showing = self._showing_overflows(loop)
+            shown = summed if showing == [*loop.unscaled] else self._summed(loop, step, showing)
             finite = all(g is None or np.isfinite(np.float64(tf.convert_to_tensor(g))).all() for g in shown)
             if self.loss_scale.step(finite):
                 self._apply(summed)
@@ -95,8 +96,8 @@ class Model:
         In a graph, a loss scale also sees the overflow of a gradient that is left out after a tf.cond of all gradients.
         """
         changes = [name for name in loop.unscaled if name not in HIDING_OVERFLOWS]
-        in_graph = self.program.mode != "eager" and loop.calls != "two_functions"
-        first = changes.index("cond") if in_graph and "cond" in changes else len(changes)
+        is_traced = are_traced(self.program.mode, loop.calls)
+        first = changes.index("cond") if is_traced and "cond" in changes else len(changes)
         return [*changes[:first], *(name for name in changes[first:] if name not in DROPPING)]
 
     def _summed(self, loop, step, changes):

@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 
-from tools.fuzz.changes import CHANGES, HIDING_OVERFLOWS, NOT_COMPILED
+from tools.fuzz.changes import CHANGES, HIDING_OVERFLOWS, NOT_COMPILED, are_traced
 from tools.fuzz.program import (
     AVERAGING,
     BAD,
@@ -79,8 +79,7 @@ def _loops(draw, program, of=None):
     # XLA rounds to half precision less often than eager mode, so fewer gradients overflow.
     exact = program["mode"] != "compiled" or set(program["dtypes"]) <= {"float32", "float64"}
     scaled = () if calls in ("minimize", "compute_gradients") or not exact else draw(_some(changes, 2))
-    is_found = program["mode"] != "eager" and calls != "two_functions"
-    showing = [name for name in changes if is_found or name not in HIDING_OVERFLOWS]
+    showing = [name for name in changes if are_traced(program["mode"], calls) or name not in HIDING_OVERFLOWS]
     return Loop(
         calls=calls,
         # Clipping by the norm squares the scaled gradients, and the squares may overflow.

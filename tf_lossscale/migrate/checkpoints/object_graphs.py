@@ -102,12 +102,17 @@ class _Graph:
         return [attribute.full_name for node in nodes if (attribute := self._attribute(node))]
 
     def _number(self, node: int, name: str) -> Any:
+        tensor = self._part(node, name, ())
+        return None if tensor is None else tensor.number()
+
+    def _part(self, node: int, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return the variable of a name and a shape in an object, which is going to be read."""
         child = self._children[node].get(name)
         tensor = None if child is None else self.tensor(child)
-        if child is None or tensor is None or tensor.shape:
+        if child is None or tensor is None or tensor.shape != shape:
             return None
         self._read.add(child)
-        return tensor.number()
+        return tensor
 
     def optimizers(self) -> list[int]:
         """Return the nodes of the optimizers. A wrapped optimizer is represented by the node of its wrapper."""
@@ -169,17 +174,10 @@ class _Graph:
                 made.wrapper, made.scale_is_fixed = "LossScaleOptimizer with a fixed scale", True
             return
         made.scale_state = scale_values(lambda name: self._number(of_scale, name))
-        if made.scale_state:
-            made.scale_state |= self._step_counts(of_scale)
-
-    def _step_counts(self, scale: int) -> dict[str, int]:
-        """Read the counts of steps, which a SavedModel of this package contains."""
-        child = self._children[scale].get("step_counts")
-        tensor = None if child is None else self.tensor(child)
-        if child is None or tensor is None or tensor.shape != (len(STEP_COUNTS),):
-            return {}
-        self._read.add(child)
-        return dict(zip(STEP_COUNTS, tensor.value().tolist()))
+        # Only a SavedModel of this package contains them.
+        counts = self._part(of_scale, "step_counts", (len(STEP_COUNTS),)) if made.scale_state else None
+        if counts is not None:
+            made.scale_state |= dict(zip(STEP_COUNTS, counts.value().tolist()))
 
     def _descendants(self, node: int) -> set[int]:
         def parts(each: int) -> list[int]:
