@@ -230,7 +230,6 @@ MISTAKES = [
     AddsAnAuxiliaryLossAfterScaling,
     AddsALargeAuxiliaryLossAfterScaling,
     DoesNotScaleOneOfTwoLosses,
-    DoesNotDivideTheInnerGradientOfAPenalty,
     HasACustomGradientWithoutUpstream,
     ScalesByAStaleNumber,
     AccumulatesScaledGradients,
@@ -263,6 +262,10 @@ def cases(usual, *lists):
     ),
 )
 def test_a_planted_mistake_is_found_in_the_right_variables(mistake, way, inner, steps_before):
+    require_found(mistake, way, inner, steps_before)
+
+
+def require_found(mistake, way, inner, steps_before):
     keras.utils.set_random_seed(0)
     loop = mistake(OPTIMIZERS[inner])
     step = tf.function(loop.step) if way == "function" else loop.step
@@ -273,6 +276,17 @@ def test_a_planted_mistake_is_found_in_the_right_variables(mistake, way, inner, 
     findings = (mistake.finding,) if isinstance(mistake.finding, str) else mistake.finding
     assert {row.finding for row in report.rows} <= set(findings), report
     assert all((mistake.variables or "") in row.variable.replace("/", "_") for row in report.rows), report
+
+
+@pytest.mark.parametrize(("inner", "steps_before"), cases(["SGD-0"], OPTIMIZERS, [0, 3]))
+def test_an_inner_gradient_that_is_not_divided_is_found_in_eager_mode(inner, steps_before):
+    require_found(DoesNotDivideTheInnerGradientOfAPenalty, "eager", inner, steps_before)
+
+
+def test_an_inner_gradient_that_is_not_divided_is_an_error_in_a_function():
+    loop = DoesNotDivideTheInnerGradientOfAPenalty(OPTIMIZERS["SGD"])
+    with pytest.raises(RuntimeError, match="product with loss_scale"):
+        invariance_report(tf.function(loop.step), loop.optimizers, loop.state)
 
 
 # Right loops. Each function returns a step, its optimizers and its state.

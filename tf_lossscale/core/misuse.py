@@ -26,7 +26,8 @@ SCALED_TWICE = (
 )
 _SCALED_LOSS = (
     "This loss is scaled already: get_scaled_loss(), scale_loss() or a LossScale's scale() returned it or a part of "
-    "it. Scale it once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not "
+    "it, or it contains a product with loss_scale that is not divided again, such as the inner gradient of a penalty. "
+    "Scale a loss once. minimize(), compute_gradients(), get_gradients() and Keras's fit take a loss that is not "
     "scaled."
 )
 _CHANGED_WHILE_SCALED = (
