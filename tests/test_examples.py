@@ -50,11 +50,14 @@ def test_the_demo_compares_the_three_runs_and_draws_the_last(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_demo_prints_the_table_of_the_readme(tmp_path, capsys):
+    """Processors add float16 numbers in different orders, so percentages may differ by two points."""
     demo()["main"](["--out", str(tmp_path)])
     printed = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:4]]
     readme = (EXAMPLES.parent / "README.md").read_text()
-    for row in printed:
-        assert f"| {' | '.join(row)} |" in readme
+    for name, accuracy, skipped, zeros in printed:
+        of_readme = re.search(rf"^\| {name} \| (.*)% \| {skipped} \| (.*)% \|$", readme, re.MULTILINE)
+        for text, percentage in zip(of_readme.groups(), (accuracy, zeros)):
+            assert abs(float(text) - float(percentage.rstrip("%"))) <= 2.0, printed
 
 
 @pytest.mark.slow
