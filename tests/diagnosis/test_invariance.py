@@ -798,6 +798,20 @@ def test_a_small_penalty_that_is_not_scaled_is_found_although_clipping_hides_it(
     assert {row.finding for row in report.rows} == ({invariance.PART_NOT_SCALED} if is_wrong else set()), report
 
 
+@pytest.mark.parametrize("is_part", [True, False])
+def test_a_rounding_error_of_one_element_is_no_part_of_the_loss(is_part):
+    """The errors of a single number may have the same sign and grow alike at scales that are a power of 8 apart."""
+    weight, scale = tf.Variable(0.0), tf_lossscale.DynamicLossScale(1024.0)
+
+    def step():
+        power = int(np.log2(scale.current_loss_scale.numpy()))
+        has_sign = is_part or power % 3 == np.log2(1024) % 3
+        weight.assign_add(1 + (1 if has_sign else -1) * min(1e-2 * 2.0**-power, 9e-3))
+
+    report = invariance_report(step, scale, weight)
+    assert {row.finding for row in report.rows} == ({invariance.PART_NOT_SCALED} if is_part else set()), report
+
+
 def clipping_step(optimizer, loss_of, variables):
     """Returns a step that clips gradients before it unscales them."""
 

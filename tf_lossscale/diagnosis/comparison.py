@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -100,11 +101,20 @@ def _cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other) / max(norm(one) * norm(other), 1e-300)
 
 
-def has_growing_part(base: np.ndarray, higher: np.ndarray, lower: np.ndarray) -> bool:
-    """Return whether a small part of a change grows as 1 / scale from a higher to a lower scale.
+def has_growing_part(base: np.ndarray, changes: Mapping[float, np.ndarray]) -> bool:
+    """Return whether a small part of a change grows as 1 / scale and keeps its direction.
 
-    The part keeps its direction, unlike the rounding errors of float16, which are different at each scale.
+    The rounding errors of float16 grow as well, but have another direction at each scale.
+
+    Args:
+        base: the change at the highest scale.
+        changes: the changes at lower scales. The keys are the highest scale divided by each of them.
     """
-    before, after = higher - base, lower - base
-    is_small = 1e-5 * norm(base) < norm(before) < 0.1 * norm(base)
-    return is_small and _cosine(before, after) > 0.98 and _falls_by((after, before), FACTOR, tolerance=0.2)
+    lowest, highest = max(changes), min(changes)
+    if not 1e-5 * norm(base) < norm(changes[highest] - base) < 0.1 * norm(base):
+        return False
+    for factor, change in changes.items():
+        expected = (changes[lowest] - base) * (factor - 1) / (lowest - 1)
+        if norm(change - base - expected) > 0.2 * norm(expected):
+            return False
+    return True

@@ -407,23 +407,40 @@ def _hidden_parts(
     Such a part shows at higher scales, where it changes the step only a little. If the step is the same at the lowest
     scale, there is no such part.
     """
-    for i, (scale, changes) in enumerate(zip(scales, at_lowest)):
-        if changes is not None and all(map(np.array_equal, base, changes)):
-            continue
-        lower, runs = scale, []
-        while lower > _lowest_below(scale):
-            lower /= FACTOR
-            runs.append(trials.take([*scales[:i], lower, *scales[i + 1 :]]))
-            if trials.skipped[i]:
-                break
-            rows = [
-                ScaleDependence(name, PART_NOT_SCALED, scale, (norm(base[k]), norm(runs[0][k]), norm(runs[-1][k])))
-                for k, name in enumerate(trials.names() if len(runs) > 1 else ())
-                if has_growing_part(base[k], runs[-2][k], runs[-1][k])
-            ]
-            if rows:
-                return rows
+    for i, changes in enumerate(at_lowest):
+        is_same = changes is not None and all(map(np.array_equal, base, changes))
+        rows = [] if is_same else _hidden_part(trials, scales, i, base)
+        if rows:
+            return rows
     return []
+
+
+def _hidden_part(trials: _Trials, scales: list[float], i: int, base: list[np.ndarray]) -> list[ScaleDependence]:
+    """Return the rows of the loss scale at position i."""
+
+    def run_at(factor: float) -> list[np.ndarray]:
+        return trials.take([*scales[:i], scales[i] / factor, *scales[i + 1 :]])
+
+    factor, near = FACTOR, run_at(FACTOR)
+    lower = near
+    while scales[i] / factor > _lowest_below(scales[i]):
+        higher, lower = lower, run_at(factor * FACTOR)
+        runs = {factor: higher, factor * FACTOR: lower}
+        if _growing(base, runs):
+            # By chance, the rounding errors of a few elements grow alike at two scales, but hardly at four.
+            runs |= {between: run_at(between) for between in (2 * factor, 4 * factor)}
+            changes = {k: (norm(base[k]), norm(near[k]), norm(lower[k])) for k in _growing(base, runs)}
+            if changes:
+                names = trials.names()
+                return [ScaleDependence(names[k], PART_NOT_SCALED, scales[i], changes[k]) for k in changes]
+        factor *= FACTOR
+    return []
+
+
+def _growing(base: list[np.ndarray], runs: dict[float, list[np.ndarray]]) -> list[int]:
+    """Return the positions of the variables whose change has a small part that grows as 1 / scale."""
+    of_each = [{factor: changes[k] for factor, changes in runs.items()} for k in range(len(base))]
+    return [k for k, changes in enumerate(of_each) if has_growing_part(base[k], changes)]
 
 
 def _combined(
