@@ -812,6 +812,37 @@ def test_a_rounding_error_of_one_element_is_no_part_of_the_loss(is_part):
     assert {row.finding for row in report.rows} == ({invariance.PART_NOT_SCALED} if is_part else set()), report
 
 
+def test_a_rounding_error_at_the_lowest_scale_is_no_part_of_the_loss():
+    weight, scale = tf.Variable(0.0), tf_lossscale.DynamicLossScale(1024.0)
+
+    def step():
+        weight.assign_add(8.0 if scale.current_loss_scale < 2.0**-10 else 1.0)
+
+    report = invariance_report(step, scale, weight)
+    assert report.ok, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bias_without_a_gradient_is_no_mistake(seed):
+    """Batch normalization subtracts the bias before it, so the gradient of the bias is a rounding error."""
+    keras.utils.set_random_seed(seed)
+    x = tf.random.stateless_normal([64, 8, 8, 1], (seed, 1))
+    half = {"dtype": "mixed_float16"}
+    layers = keras.layers.Conv2D(4, 3, **half), keras.layers.BatchNormalization(**half), keras.layers.ReLU()
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+    def loss_fn(model):
+        return tf.reduce_mean((model(x, training=True) - x[:, 0, 0]) ** 2)
+
+    step, optimizer, _ = trained(lambda optimizer, model: by_hand(optimizer, model, loss_fn), model=model)
+    step = tf.function(step)
+    for _ in range(20):
+        step()
+    report = invariance_report(step, optimizer, model)
+    assert report.ok, report
+
+
 def clipping_step(optimizer, loss_of, variables):
     """Returns a step that clips gradients before it unscales them."""
 

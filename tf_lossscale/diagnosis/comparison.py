@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,17 +30,28 @@ class Comparison:
         self._blur = max(10 * self._noise, 4e-7 * norm(old))
         self.is_random = self._noise > max(1e-2 * self._size, 4e-7 * norm(old))
 
-    def finding(self, runs: list[np.ndarray | None], moved: np.ndarray | None, is_random: bool) -> str:
+    def finding(
+        self,
+        runs: Mapping[float, np.ndarray | None],
+        lower: Sequence[float],
+        moved: np.ndarray | None,
+        is_random: bool,
+    ) -> str:
         """Return what is wrong with the variable, or an empty string.
 
-        The runs are at two scales just below the highest, and at the two lowest. A run that was skipped is None.
+        Args:
+            runs: the changes at lower scales, or None where the step was skipped. The keys are the highest scale
+                divided by each of them, and contain `FACTOR` and `FACTOR**2`.
+            lower: the keys of the runs that show how the change grows toward low scales, in ascending order.
+            moved: the change if the scale grows in the step, or None if it was skipped.
+            is_random: whether the step is random.
         """
-        near, nearer, low, lowest = runs
-        higher, lower = (near, nearer) if low is None or lowest is None else (low, lowest)
-        grows = self._differs(lower) and _falls_by((lower, higher), FACTOR, FACTOR**2)
+        near, nearer, lowest = runs[FACTOR], runs[FACTOR**2], runs[lower[-1]]
         if is_random:
             highest = max(map(norm, (self._base, near, nearer)))
-            return self._finding_of_random(near, nearer, grows and norm(lower) > FACTOR / 2 * highest)
+            grows = _falls_by((lowest, runs[lower[0]]), FACTOR, FACTOR**2) and norm(lowest) > FACTOR / 2 * highest
+            return self._finding_of_random(near, nearer, grows)
+        grows = self._differs(lowest) and _grows(self._base, {factor: runs[factor] for factor in lower}, 0.4)
         if near is not None and self._differs(near):
             return self._finding_at_high_scales(near, nearer, grows)
         if grows:
@@ -101,20 +112,29 @@ def _cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other) / max(norm(one) * norm(other), 1e-300)
 
 
-def has_growing_part(base: np.ndarray, changes: Mapping[float, np.ndarray]) -> bool:
-    """Return whether a small part of a change grows as 1 / scale and keeps its direction.
-
-    The rounding errors of float16 grow as well, but have another direction at each scale.
+def has_growing_part(base: np.ndarray, changes: Mapping[float, np.ndarray | None]) -> bool:
+    """Return whether a part of a change grows toward low scales, and is small at the highest of them.
 
     Args:
         base: the change at the highest scale.
         changes: the changes at lower scales. The keys are the highest scale divided by each of them.
     """
-    lowest, highest = max(changes), min(changes)
-    if not 1e-5 * norm(base) < norm(changes[highest] - base) < 0.1 * norm(base):
+    highest = changes[min(changes)]
+    is_small = highest is not None and 1e-5 * norm(base) < norm(highest - base) < 0.1 * norm(base)
+    return is_small and _grows(base, changes, tolerance=0.2)
+
+
+def _grows(base: np.ndarray, changes: Mapping[float, np.ndarray | None], tolerance: float) -> bool:
+    """Return whether the difference from `base` grows as 1 / scale, or as its square, and keeps its direction.
+
+    The rounding errors of float16 grow as well, but have another direction at each scale.
+    """
+    parts = {factor: change - base for factor, change in changes.items() if change is not None}
+    if len(parts) < len(changes):
         return False
-    for factor, change in changes.items():
-        expected = (changes[lowest] - base) * (factor - 1) / (lowest - 1)
-        if norm(change - base - expected) > 0.2 * norm(expected):
-            return False
-    return True
+    lowest = max(parts)
+    for power in (1, 2):
+        expected = {factor: parts[lowest] * (factor**power - 1) / (lowest**power - 1) for factor in parts}
+        if all(norm(parts[factor] - part) <= tolerance * norm(part) for factor, part in expected.items()):
+            return True
+    return False

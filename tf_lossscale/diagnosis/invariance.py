@@ -57,6 +57,10 @@ _ADVICE = {
 }
 _NOTES = (RANDOM, LOST)
 
+# The changes of all variables at lower scales, or None where the step was skipped. The keys are the highest scale
+# divided by each of them.
+_Runs = dict[float, "list[np.ndarray] | None"]
+
 
 @dataclasses.dataclass(frozen=True)
 class ScaleDependence:
@@ -287,6 +291,13 @@ class _Trials:
         self.skipped = [now > then for now, then in zip(self._counts(1), before[1])]
         return [_change(copies) for _, copies in self.variables()]
 
+    def take_below(self, scales: list[float], i: int, factors: list[float], runs: _Runs) -> None:
+        """Take the step with the i-th scale divided by each factor, unless the runs contain it already."""
+        for factor in factors:
+            if factor not in runs:
+                changes = self.take([*scales[:i], scales[i] / factor, *scales[i + 1 :]])
+                runs[factor] = None if self.skipped[i] else changes
+
     def restore_memory(self) -> None:
         """Restore what is not in variables: random numbers of Python and NumPy, and the factors of losses."""
         random.setstate(self._randomness[0])
@@ -306,10 +317,6 @@ def _change(copies: Iterable[tuple[Any, tf.Tensor]]) -> np.ndarray:
 def _flat(value: Any) -> np.ndarray:
     # An infinite weight must not hide what a step does to the others.
     return np.nan_to_num(np.asarray(tf.cast(value, tf.float64)).ravel(), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _unless(changes: list[np.ndarray], is_skipped: bool) -> list[np.ndarray] | None:
-    return None if is_skipped else changes
 
 
 def _lowest_below(scale: float) -> float:
@@ -347,19 +354,25 @@ def _report(trials: _Trials) -> InvarianceReport:
 
 def _dependences(trials: _Trials, scales: list[float], base: list[np.ndarray]) -> list[ScaleDependence]:
     """Return the rows of a report whose highest scales are `scales`."""
-    again = trials.take(scales)
-    moved = _unless(trials.take(scales, grows=True), any(trials.skipped))
-    by_scale: list[dict[int, ScaleDependence]] = []
-    at_lowest: list[list[np.ndarray] | None] = []
+    again, in_growth = trials.take(scales), trials.take(scales, grows=True)
+    moved = None if any(trials.skipped) else in_growth
+    by_scale, all_runs = [], []
     for i, scale in enumerate(scales):
-        lowest = _lowest_below(scale)
-        lower = [scale / FACTOR, scale / FACTOR**2, lowest * FACTOR, lowest]
-        runs = [_unless(trials.take([*scales[:i], each, *scales[i + 1 :]]), trials.skipped[i]) for each in lower]
-        by_scale.append(_rows(trials, scale, base, again, moved, runs))
-        at_lowest.append(runs[-1])
+        lowest = scale / _lowest_below(scale)
+        runs: _Runs = {}
+        trials.take_below(scales, i, [FACTOR, FACTOR**2, lowest / FACTOR, lowest], runs)
+        has_both = runs[lowest / FACTOR] is not None and runs[lowest] is not None
+        lower = [lowest / FACTOR, lowest] if has_both else [FACTOR, FACTOR**2]
+        found = _rows(trials, scale, base, again, moved, runs, lower)
+        if not trials.is_random and {NOT_SCALED, PART_NOT_SCALED} & {row.finding for row in found.values()}:
+            lower = _with_between(lower)
+            trials.take_below(scales, i, lower, runs)
+            found = _rows(trials, scale, base, again, moved, runs, lower)
+        by_scale.append(found)
+        all_runs.append(runs)
     rows = _combined(trials, scales, base, by_scale)
     if not rows and not trials.is_random:
-        rows = _hidden_parts(trials, scales, base, at_lowest)
+        rows = _hidden_parts(trials, scales, base, all_runs)
     # After a mistake in one gradient, everything that is computed from it depends on the scale.
     for vague in (LOST, ANOTHER_WAY):
         others = [row for row in rows if row.finding != vague]
@@ -384,63 +397,78 @@ def _rows(
     base: list[np.ndarray],
     again: list[np.ndarray],
     moved: list[np.ndarray] | None,
-    runs: list[list[np.ndarray] | None],
+    runs: _Runs,
+    lower: list[float],
 ) -> dict[int, ScaleDependence]:
     """Return the rows of one loss scale, by the positions of the variables."""
     old = [np.concatenate([_flat(value) for _, value in copies]) for _, copies in trials.variables()]
     comparisons = [Comparison(*each) for each in zip(old, base, again)]
     trials.is_random, rows = any(each.is_random for each in comparisons), {}
     for i, name in enumerate(trials.names()):
-        own: list[Any] = [None if run is None else run[i] for run in (*runs, moved)]
-        finding = comparisons[i].finding(own[:-1], own[-1], trials.is_random)
+        own = _of_variable(i, runs)
+        finding = comparisons[i].finding(own, lower, None if moved is None else moved[i], trials.is_random)
         if finding:
-            near, lowest = (math.nan if each is None else norm(each) for each in (own[0], own[3]))
-            rows[i] = ScaleDependence(name, finding, scale, (norm(base[i]), near, lowest))
+            rows[i] = _row(name, finding, scale, base[i], own)
     return rows
 
 
+def _of_variable(i: int, runs: _Runs) -> dict[float, np.ndarray | None]:
+    return {factor: None if changes is None else changes[i] for factor, changes in runs.items()}
+
+
+def _row(
+    name: str, finding: str, scale: float, base: np.ndarray, runs: dict[float, np.ndarray | None]
+) -> ScaleDependence:
+    near, lowest = (math.nan if change is None else norm(change) for change in (runs[FACTOR], runs[max(runs)]))
+    return ScaleDependence(name, finding, scale, (norm(base), near, lowest))
+
+
+def _with_between(factors: list[float]) -> list[float]:
+    """Return two factors that are `FACTOR` apart with two others between them.
+
+    By chance, the rounding errors of a few elements grow alike at two scales, but hardly at four.
+    """
+    return [factors[0], 2 * factors[0], 4 * factors[0], factors[1]]
+
+
 def _hidden_parts(
-    trials: _Trials, scales: list[float], base: list[np.ndarray], at_lowest: list[list[np.ndarray] | None]
+    trials: _Trials, scales: list[float], base: list[np.ndarray], all_runs: list[_Runs]
 ) -> list[ScaleDependence]:
     """Return rows for an unscaled part of the loss that clipping, or a normalizing optimizer, hides at low scales.
 
     Such a part shows at higher scales, where it changes the step only a little. If the step is the same at the lowest
     scale, there is no such part.
     """
-    for i, changes in enumerate(at_lowest):
-        is_same = changes is not None and all(map(np.array_equal, base, changes))
-        rows = [] if is_same else _hidden_part(trials, scales, i, base)
+    for i, runs in enumerate(all_runs):
+        at_lowest = runs[max(runs)]
+        is_same = at_lowest is not None and all(map(np.array_equal, base, at_lowest))
+        rows = [] if is_same else _hidden_part(trials, scales, i, base, runs)
         if rows:
             return rows
     return []
 
 
-def _hidden_part(trials: _Trials, scales: list[float], i: int, base: list[np.ndarray]) -> list[ScaleDependence]:
+def _hidden_part(
+    trials: _Trials, scales: list[float], i: int, base: list[np.ndarray], runs: _Runs
+) -> list[ScaleDependence]:
     """Return the rows of the loss scale at position i."""
-
-    def run_at(factor: float) -> list[np.ndarray]:
-        return trials.take([*scales[:i], scales[i] / factor, *scales[i + 1 :]])
-
-    factor, near = FACTOR, run_at(FACTOR)
-    lower = near
-    while scales[i] / factor > _lowest_below(scales[i]):
-        higher, lower = lower, run_at(factor * FACTOR)
-        runs = {factor: higher, factor * FACTOR: lower}
-        if _growing(base, runs):
-            # By chance, the rounding errors of a few elements grow alike at two scales, but hardly at four.
-            runs |= {between: run_at(between) for between in (2 * factor, 4 * factor)}
-            changes = {k: (norm(base[k]), norm(near[k]), norm(lower[k])) for k in _growing(base, runs)}
-            if changes:
-                names = trials.names()
-                return [ScaleDependence(names[k], PART_NOT_SCALED, scales[i], changes[k]) for k in changes]
-        factor *= FACTOR
+    lower = [FACTOR, FACTOR**2]
+    while lower[0] < scales[i] / _lowest_below(scales[i]):
+        trials.take_below(scales, i, lower, runs)
+        if _growing(base, runs, lower):
+            four = _with_between(lower)
+            trials.take_below(scales, i, four, runs)
+            growing = [(k, trials.names()[k]) for k in _growing(base, runs, four)]
+            if growing:
+                return [_row(name, PART_NOT_SCALED, scales[i], base[k], _of_variable(k, runs)) for k, name in growing]
+        lower = [FACTOR * each for each in lower]
     return []
 
 
-def _growing(base: list[np.ndarray], runs: dict[float, list[np.ndarray]]) -> list[int]:
-    """Return the positions of the variables whose change has a small part that grows as 1 / scale."""
-    of_each = [{factor: changes[k] for factor, changes in runs.items()} for k in range(len(base))]
-    return [k for k, changes in enumerate(of_each) if has_growing_part(base[k], changes)]
+def _growing(base: list[np.ndarray], runs: _Runs, lower: list[float]) -> list[int]:
+    """Return the positions of the variables whose change has a small part that grows toward low scales."""
+    those = {factor: runs[factor] for factor in lower}
+    return [k for k in range(len(base)) if has_growing_part(base[k], _of_variable(k, those))]
 
 
 def _combined(
