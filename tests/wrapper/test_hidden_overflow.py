@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
+import sonnet
 import tensorflow as tf
 
 from tests import strategies
@@ -84,6 +85,16 @@ def test_a_hidden_overflow_skips_the_step_and_lowers_the_scale(family, way, chan
         1.0 - 0.5 * strategy.num_replicas_in_sync,
         2 - 0.5 * strategy.num_replicas_in_sync,
     ]
+    assert (float(optimizer.loss_scale), int(optimizer.skipped_steps)) == (512.0, 1)
+
+
+@pytest.mark.parametrize("way", ["eager", "function", "compiled"])
+def test_the_apply_method_of_sonnet_checks_unscaled_gradients_as_well(way):
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+    optimizer = LossScaleOptimizer(sonnet.optimizers.SGD(0.5), initial_scale=1024)
+    step = WAYS[way](trained(optimizer, variables, masked, apply=lambda pairs: optimizer.apply(*zip(*pairs))))
+    step(tf.constant([INF, 1.0]))
+    assert [v.numpy().tolist() for v in variables] == [[1.0, 2.0], 3.0]
     assert (float(optimizer.loss_scale), int(optimizer.skipped_steps)) == (512.0, 1)
 
 

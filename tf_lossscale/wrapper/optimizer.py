@@ -681,7 +681,7 @@ class LossScaleOptimizer(Saving):
         require_fitting(grads, variables)
         scaled = self._that_scale(grads, variables)
         decision = self._contract.decide_for_apply(scaled, self._scale, self._family._apply_takes_unscaled)
-        result = self._take(self._prepared(grads, variables, decision))
+        result = self._take(self._prepared(grads, variables, scaled, decision))
         return None if tf.compat.v1.executing_eagerly_outside_functions() else result
 
     def _checked_update(self, grads_and_vars: Any, aggregate: bool, keywords: dict[str, Any]) -> Update:
@@ -694,14 +694,13 @@ class LossScaleOptimizer(Saving):
             self._require_keywords(keywords)
         scaled = self._that_scale(gradients, variables)
         decision = self._contract.decide(scaled, self._scale)
-        if self._scale.may_skip and not decision.scaled:
-            gradients = with_hidden_overflow(gradients, scaled, self._results, self._scale)
-        return self._prepared(gradients, variables, decision, aggregate, keywords)
+        return self._prepared(gradients, variables, scaled, decision, aggregate, keywords)
 
     def _prepared(
         self,
         gradients: list[Any],
         variables: list[Any],
+        that_scale: list[Any],
         decision: contract.Decision,
         aggregate: bool = True,
         keywords: dict[str, Any] | None = None,
@@ -710,6 +709,8 @@ class LossScaleOptimizer(Saving):
         self._prepare_to_train(gradients, variables)
         if decision.scaled:
             gradients = self._divided(gradients, decision.found, variables)
+        elif self._scale.may_skip:
+            gradients = with_hidden_overflow(gradients, that_scale, self._results, self._scale)
         aggregate = aggregate and self._family.sums_over_replicas
         if aggregate:
             gradients, aggregate = self._reduced(gradients, variables)
