@@ -47,11 +47,11 @@ class Comparison:
             is_random: whether the step is random.
         """
         near, nearer, lowest = runs[FACTOR], runs[FACTOR**2], runs[lower[-1]]
+        grows = _falls_by((lowest, runs[lower[0]]), FACTOR, FACTOR**2)
         if is_random:
             highest = max(map(norm, (self._base, near, nearer)))
-            grows = _falls_by((lowest, runs[lower[0]]), FACTOR, FACTOR**2) and norm(lowest) > FACTOR / 2 * highest
-            return self._finding_of_random(near, nearer, grows)
-        grows = self._differs(lowest) and _grows(self._base, {factor: runs[factor] for factor in lower}, 0.4)
+            return self._finding_of_random(near, nearer, grows and norm(lowest) > FACTOR / 2 * highest)
+        grows = grows and self._differs(lowest) and _grows(self._base, {each: runs[each] for each in lower}, 0.4)
         if near is not None and self._differs(near):
             return self._finding_at_high_scales(near, nearer, grows)
         if grows:
