@@ -111,6 +111,8 @@ CHANGES = {
     "clip_by_norm": _by_norm,
 }
 HIDING_OVERFLOWS = ("clip_by_value",)
+# In a graph, these compute each gradient from all of them.
+MIXING = ("cond", "clip_by_norm")
 # These leave gradients out.
 DROPPING = ("drop_first", "reuse")
 # XLA cannot compile a Python function, and tf.clip_by_value in a compiled tf.while_loop turns a NaN into a number.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.families import ALL_FAMILIES
 from tf_lossscale import LossScaleOptimizer
-from tools.fuzz.changes import DROPPING, HIDING_OVERFLOWS, are_traced, changed, of_values
+from tools.fuzz.changes import DROPPING, HIDING_OVERFLOWS, MIXING, are_traced, changed, of_values
 from tools.fuzz.machine import Machine, inner_optimizer, new_variables
 from tools.fuzz.program import COUNTING, SCALED
 
@@ -93,11 +93,12 @@ class Model:
     def _showing_overflows(self, loop):
         """Return the changes to unscaled gradients without those that hide an overflow, but not from the loss scale.
 
-        In a graph, a loss scale also sees the overflow of a gradient that is left out after a tf.cond of all gradients.
+        In a graph, a loss scale also sees the overflow of a gradient that is left out after a change that mixes all.
         """
         changes = [name for name in loop.unscaled if name not in HIDING_OVERFLOWS]
         is_traced = are_traced(self.program.mode, loop.calls)
-        first = changes.index("cond") if is_traced and "cond" in changes else len(changes)
+        mixing = [i for i, name in enumerate(changes) if name in MIXING and is_traced]
+        first = min(mixing, default=len(changes))
         return [*changes[:first], *(name for name in changes[first:] if name not in DROPPING)]
 
     def _summed(self, loop, step, changes):
