@@ -141,7 +141,11 @@ def moved(who, follows, passed, mode, method):
         MODES,
         ["apply_gradients", "apply"],
         PASSED,
-        usual=["own-eager-apply_gradients-as it is", "another-function-apply_gradients-as it is"],
+        usual=[
+            "own-eager-apply_gradients-as it is",
+            "another-eager-apply_gradients-transformed",
+            "another-function-apply_gradients-as it is",
+        ],
         others=slow_one_in(8),
     ),
 )

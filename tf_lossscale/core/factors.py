@@ -29,6 +29,7 @@ class _Event(NamedTuple):
     factor: Any = None
 
 
+_MAY_UNSCALE = {"read", "unscaled", "unscaled in a function"}
 _Events = collections.deque[_Event]
 #: The last events of all loss scales. `_LOCK` protects this list and the one of each loss scale.
 _EVENTS: _Events = collections.deque(maxlen=1024)
@@ -51,6 +52,8 @@ class Factors:
         self._in_thread = _InThread()
         # The last events of this loss scale. Other loss scales may have had more events since than `_EVENTS` holds.
         self._events: _Events = collections.deque(maxlen=1024)
+        # The last event before this loss scale existed, which no gradient of its optimizer can be of.
+        self._before = next(iter(_latest_first(_EVENTS)), None)
         # The functions that may return gradients of a scaled loss.
         self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The methods of an optimizer in whose place nothing was called yet.
@@ -139,7 +142,7 @@ class Factors:
             # The function may return gradients of a loss that it has scaled.
             with tf.init_scope():
                 births, factor = [birth(tf.zeros([]))], None
-            kind = kind if kind == "unscaled" else "trace"
+            kind = "unscaled in a function" if kind == "unscaled" else "trace"
         if births and births[0] is not None:
             self._append(births[0], kind, factor, self._events, _EVENTS)
 
@@ -183,19 +186,29 @@ class Factors:
         own = [event for event in _latest_first(self._events) if event.thread == threading.get_ident()]
         since = list(itertools.takewhile(lambda event: event.kind != "step", own))
         passes = [event.birth for event in since if event.kind in ("backward", "outputs")]
-        if functions() or self._unfinished or not passes or {event.kind for event in since} & {"read", "unscaled"}:
+        if functions() or self._unfinished or not passes or {event.kind for event in since} & _MAY_UNSCALE:
             return False
         births = [birth(each) for each in gradients if each is not None]
         return all(born is not None and born > min(passes) for born in births)
 
     def has_gradient_of_another(self, gradients: Iterable[Any]) -> bool:
         """Return whether a gradient was created in eager mode right after a backward pass or trace of another one."""
+        return self._any_was_born(self._right_after_another, gradients)
+
+    def may_have_gradient_of_another(self, gradients: Iterable[Any]) -> bool:
+        """Return whether a gradient was created in eager mode while one of another loss scale waited for its update.
+
+        This loss scale must have computed no gradient since its last step.
+        """
+        return self._any_was_born(self._while_another_waited, gradients)
+
+    def _any_was_born(self, when: Callable[[list[_Event]], bool], gradients: Iterable[Any]) -> bool:
         if functions() or self._unfinished:
             return False
         events = [event for event in _latest_first(_EVENTS) if event.thread == threading.get_ident()]
         born = [(birth(each), each) for each in gradients if each is not None]
         return any(
-            number is not None and self._was_born_after_another(number, events) and not is_zero(each)
+            number is not None and when([event for event in events if event.birth < number]) and not is_zero(each)
             for number, each in born
         )
 
@@ -205,15 +218,25 @@ class Factors:
         if born is not None:
             self._append(born, "refused", None, _EVENTS)
 
-    def _was_born_after_another(self, born: int, events: list[_Event]) -> bool:
+    def _right_after_another(self, events: list[_Event]) -> bool:
         # If several loss scales multiply a loss, its backward pass records an event for each of them.
-        owners = []
-        for event in events:
-            if event.birth < born:
-                if event.kind not in ("backward", "outputs", "trace"):
-                    break
-                owners.append(event.of())
+        latest = itertools.takewhile(lambda event: event.kind in ("backward", "outputs", "trace"), events)
+        owners = [event.of() for event in latest]
         return bool(owners) and owners[0] is not None and self not in owners
+
+    def _while_another_waited(self, events: list[_Event]) -> bool:
+        own = itertools.takewhile(lambda event: event.kind != "step", (each for each in events if each.of() is self))
+        if {event.kind for event in own} & {"loss", "backward", "outputs", "unscaled"}:
+            return False
+        updated = {self, None}
+        for event in events:
+            if event.kind == "refused" or event is self._before:
+                break
+            if event.kind in ("step", "unscaled"):
+                updated.add(event.of())
+            elif event.kind == "backward" and event.of() not in updated:
+                return True
+        return False
 
     def of(self, gradients: list[Any], found: list[Origin], owner: Any) -> tf.Tensor | None:
         """Return the factor of the loss of gradients, whose origins were found. If it is unknown, return None.

@@ -322,7 +322,8 @@ class Contract:
             raise RuntimeError(_SCALED_BY_ANOTHER)
         # In eager mode, the backward passes tell whose loss it was.
         factors = known.loss_scale._factors
-        if factors.has_gradient_of_another(known.gradients):
+        gradients = known.gradients
+        if factors.has_gradient_of_another(gradients) or factors.may_have_gradient_of_another(gradients):
             factors.forget_others()  # A step that was interrupted must not make all later updates of others fail.
             raise RuntimeError(_SCALED_BY_ANOTHER)
 
