@@ -202,13 +202,13 @@ class Factors:
         """
         return self._any_was_born(self._while_another_waited, gradients)
 
-    def _any_was_born(self, when: Callable[[list[_Event]], bool], gradients: Iterable[Any]) -> bool:
+    def _any_was_born(self, when: Callable[[Iterable[_Event]], bool], gradients: Iterable[Any]) -> bool:
         if functions() or self._unfinished:
             return False
         events = [event for event in _latest_first(_EVENTS) if event.thread == threading.get_ident()]
         born = [(birth(each), each) for each in gradients if each is not None]
         return any(
-            number is not None and when([event for event in events if event.birth < number]) and not is_zero(each)
+            number is not None and when(event for event in events if event.birth < number) and not is_zero(each)
             for number, each in born
         )
 
@@ -218,25 +218,26 @@ class Factors:
         if born is not None:
             self._append(born, "refused", None, _EVENTS)
 
-    def _right_after_another(self, events: list[_Event]) -> bool:
+    def _right_after_another(self, events: Iterable[_Event]) -> bool:
         # If several loss scales multiply a loss, its backward pass records an event for each of them.
         latest = itertools.takewhile(lambda event: event.kind in ("backward", "outputs", "trace"), events)
         owners = [event.of() for event in latest]
         return bool(owners) and owners[0] is not None and self not in owners
 
-    def _while_another_waited(self, events: list[_Event]) -> bool:
-        own = itertools.takewhile(lambda event: event.kind != "step", (each for each in events if each.of() is self))
-        if {event.kind for event in own} & {"loss", "backward", "outputs", "unscaled"}:
-            return False
-        updated = {self, None}
+    def _while_another_waited(self, events: Iterable[_Event]) -> bool:
+        has_waited, has_stepped, updated = False, False, {self, None}
         for event in events:
             if event.kind == "refused" or event is self._before:
                 break
-            if event.kind in ("step", "unscaled"):
+            if event.of() is self:
+                if not has_stepped and event.kind in ("loss", "backward", "outputs", "unscaled"):
+                    return False
+                has_stepped |= event.kind == "step"
+            elif event.kind in ("step", "unscaled"):
                 updated.add(event.of())
-            elif event.kind == "backward" and event.of() not in updated:
-                return True
-        return False
+            else:
+                has_waited |= event.kind == "backward" and event.of() not in updated
+        return has_waited
 
     def of(self, gradients: list[Any], found: list[Origin], owner: Any) -> tf.Tensor | None:
         """Return the factor of the loss of gradients, whose origins were found. If it is unknown, return None.
