@@ -32,7 +32,7 @@ AVERAGES = tuple(
     for family in programs.AVERAGING
     for calls in ("unscaled", "apply")
 )
-# Sonnet's `apply` takes unscaled gradients, of which clipping hides an overflow and a loop leaves one out.
+# Sonnet's `apply` takes unscaled gradients, whose overflow is hidden by clipping, or by leaving a gradient out.
 OF_SONNET = tuple(
     Program(
         family="sonnet",

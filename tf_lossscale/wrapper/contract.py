@@ -112,7 +112,7 @@ class Decision(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known of the gradients of an update from their origins."""
+    """The gradients of an update and their origins, which show whether the gradients are scaled."""
 
     found: list[Origin]
     #: Whether they are scaled by the optimizer's loss scale. The set contains None if this is unknown of one.
